@@ -1,0 +1,1 @@
+"""Links: one direction of one pair of ranks, over memory or WebSocket."""
