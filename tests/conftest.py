@@ -1,0 +1,65 @@
+"""What all tests share: CUDA tests are skipped with a reason, and CI may refuse every other skip."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--forbid-skips",
+        action="store_true",
+        help="fail when a test was skipped that is not marked gpu",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SkipWatch(config.getoption("--forbid-skips")), "skip-watch")
+
+
+class SkipWatch:
+    """Remembers what was skipped without the mark `gpu`, and fails the run for it if asked."""
+
+    def __init__(self, forbid: bool) -> None:
+        self.forbid = forbid
+        self.skipped: list[str] = []
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and "gpu" not in report.keywords:
+            self.skipped.append(f"{report.nodeid}: {_reason(report)}")
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped and not report.nodeid.startswith("tests/gpu"):
+            self.skipped.append(f"{report.nodeid}: {_reason(report)}")
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.forbid and self.skipped and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.forbid and self.skipped:
+            terminalreporter.section("skipped, but only gpu tests may be", red=True)
+            for line in self.skipped:
+                terminalreporter.line(line)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    return str(report.longrepr)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs CUDA where there is none; torch is asked only if such a test was collected."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
