@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training data")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of Adam")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Adam")
     parser.add_argument("--hidden", type=int, default=128, help="width of the hidden layers")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the shuffling")
     parser.add_argument(
@@ -135,6 +135,8 @@ def train(options: argparse.Namespace) -> float:
 
     share = accuracy(model.module, test, device)
     report(step=step, accuracy=share, parameters_sha256=parameters_sha256(model.module))
+    # No rank tears its links down while another still works: gloo may abort the process then.
+    dist.barrier()
     return share
 
 

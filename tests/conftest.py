@@ -1,4 +1,4 @@
-"""What all tests share: CUDA tests are skipped with a reason, and CI may refuse every other skip."""
+"""What all tests share: CUDA tests are skipped without CUDA, CI may refuse other skips."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs CUDA where there is none; torch is asked only if such a test was collected."""
+    """Skip what needs CUDA where there is none; torch is imported only if that matters."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
