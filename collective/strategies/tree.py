@@ -14,32 +14,42 @@ from collective.schedule import Act, Move, Schedule, Span, Step, then, token
 _WHOLE = Span(0, 1)
 
 
+def sum_up(ranks: int, root: int, arity: int) -> Schedule:
+    """The sum goes up to the root; the others sum in their own slot. Part of larger schedules."""
+    tree = _Tree(ranks, root, arity)
+    return tree.schedule(tree.summed_up())
+
+
+def copy_down(ranks: int, root: int, arity: int) -> Schedule:
+    """The root's tensor comes down to everyone. Part of larger schedules."""
+    tree = _Tree(ranks, root, arity)
+    return tree.schedule(tree.copied_down())
+
+
 def all_reduce(ranks: int, root: int, arity: int) -> Schedule:
     """The sum goes up to the root and comes down to everyone; 2·(ranks - 1) moves."""
-    tree = _Tree(ranks, root, arity)
-    return then(tree.schedule(tree.summed_up()), tree.schedule(tree.copied_down()))
+    return then(sum_up(ranks, root, arity), copy_down(ranks, root, arity))
 
 
 def reduce(ranks: int, root: int, arity: int) -> Schedule:
     """The sum goes up to the root; the others sum in their own slot."""
-    tree = _Tree(ranks, root, arity)
-    return then(tree.schedule(tree.summed_up()), tree.schedule(tree.released()))
+    return then(
+        sum_up(ranks, root, arity),
+        completion(ranks, root, arity, chunks=1, confirm=False),
+    )
 
 
 def broadcast(ranks: int, root: int, arity: int) -> Schedule:
     """The root's tensor comes down to everyone."""
-    tree = _Tree(ranks, root, arity)
     return then(
-        tree.schedule(tree.copied_down()),
-        tree.schedule(tree.confirmed()),
-        tree.schedule(tree.released()),
+        copy_down(ranks, root, arity),
+        completion(ranks, root, arity, chunks=1, confirm=True),
     )
 
 
 def barrier(ranks: int, root: int, arity: int) -> Schedule:
     """Tokens go up to the root when all have come, and come down again."""
-    tree = _Tree(ranks, root, arity)
-    return then(tree.schedule(tree.confirmed(), chunks=0), tree.schedule(tree.released(), chunks=0))
+    return completion(ranks, root, arity, chunks=0, confirm=True)
 
 
 def completion(ranks: int, root: int, arity: int, *, chunks: int, confirm: bool) -> Schedule:

@@ -1,0 +1,236 @@
+"""The proof: what it grants to every strategy, and each reason for which it refuses."""
+
+import itertools
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from schedule_interpreter import FLAT, done_without, expected, flat_cases, run
+
+from collective.proof import ProofError, verify, verify_everyone_took_part
+from collective.schedule import Act, Kind, Move, Schedule, Span, token
+from collective.strategies import build, collective_of, nodes_of
+
+SUM = int.__add__
+CELLS = [(kind, strategy) for kind, strategies in FLAT.items() for strategy in strategies]
+
+
+def prove(schedule: Schedule, kind: Kind, root: int = 0) -> None:
+    verify(schedule, collective_of(kind, schedule.ranks, schedule.chunks, root))
+
+
+def refusal(schedule: Schedule, kind: Kind, root: int = 0) -> ProofError:
+    with pytest.raises(ProofError) as caught:
+        prove(schedule, kind, root)
+    return caught.value
+
+
+@pytest.mark.parametrize(("kind", "strategy"), CELLS)
+def test_every_strategy_is_proved(kind: Kind, strategy: str) -> None:
+    """Every operation by every strategy is right on 1 to 8 ranks with every root."""
+    for ranks in range(1, 9):
+        for root in range(ranks):
+            schedule = build(strategy, kind, ranks, root)
+            prove(schedule, kind, root)
+            assert schedule.scratch == 0
+            assert all(schedule.steps)
+            assert bool(schedule.steps) == (ranks > 1)
+
+
+def test_every_schedule_computes_its_operation() -> None:
+    """Run on random numbers, every schedule gives what the operation asks for."""
+    rng = random.Random(1)
+    for schedule, kind, root in flat_cases(range(1, 9)):
+        memory = [
+            [rng.randrange(-1000, 1000) for _ in range(schedule.slots)]
+            for _ in range(schedule.ranks)
+        ]
+        after = run(schedule, memory, SUM)
+        for (rank, slot), value in expected(kind, root, memory, schedule.chunks).items():
+            assert after[rank][slot] == value, (schedule.name, schedule.ranks, root, rank, slot)
+
+
+def test_nobody_is_done_before_everyone_took_part() -> None:
+    """With one rank silent, no other rank gets through any operation."""
+    for schedule, _, root in flat_cases(range(2, 7)):
+        for silent in range(schedule.ranks):
+            assert not done_without(schedule, silent), (schedule.name, schedule.ranks, root)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "values"), [("ring", 2, 1200), ("ring", 4, 1800), ("ring", 8, 2100)]
+)
+def test_a_ring_sends_no_more_than_it_must(strategy: str, ranks: int, values: int) -> None:
+    """Each of n ranks sends 2·(n-1)/n of 1200 values."""
+    schedule = build(strategy, Kind.ALL_REDUCE, ranks)
+    for rank in range(ranks):
+        slots = sum(move.read.count for _, move in schedule.program(rank) if move.src == rank)
+        assert slots * Fraction(1200, schedule.chunks) == values
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [[0]],
+        [[0, 1]],
+        [[0], [1], [2]],
+        [[0, 1], [2, 3]],
+        [[0, 2], [1, 3]],
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[0, 1, 2], [3, 4]],
+        [[3], [0, 1, 2, 4], [5, 6]],
+    ],
+)
+def test_two_levels_are_proved_against_the_flat_operation(nodes: list[list[int]]) -> None:
+    """Any two strategies compose to a right all-reduce, also on nodes of different size."""
+    ranks = sum(map(len, nodes))
+    names = ["centralized", "tree:2", "ring"]
+    for local, between in itertools.product(names, names):
+        strategy = f"local={local},between={between}"
+        prove(build(strategy, Kind.ALL_REDUCE, ranks, nodes=nodes), Kind.ALL_REDUCE)
+
+
+def test_every_local_rank_carries_its_share_between_nodes() -> None:
+    """With a local ring, the traffic between nodes is spread over their ranks."""
+    nodes = nodes_of(["a", "a", "b", "b"])
+    assert nodes == ((0, 1), (2, 3))
+    schedule = build("local=ring,between=ring", Kind.ALL_REDUCE, 4, nodes=nodes)
+    for rank in range(4):
+        sent = sum(
+            Fraction(move.read.count, schedule.chunks)
+            for _, move in schedule.program(rank)
+            if move.src == rank and move.dst // 2 != rank // 2
+        )
+        assert sent == Fraction(1, 2)
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+def fold(src: int, dst: int, slot: int = 0) -> Move:
+    return Move(src, dst, Span(slot), Span(slot), Act.FOLD, "up")
+
+
+def copy(src: int, dst: int, slot: int = 0) -> Move:
+    return Move(src, dst, Span(slot), Span(slot), Act.COPY, "down")
+
+
+def schedule_of(
+    ranks: int, *steps: tuple[Move, ...], chunks: int = 1, scratch: int = 0
+) -> Schedule:
+    return Schedule("hand-made", ranks, chunks, scratch, steps)
+
+
+def test_an_error_names_step_move_place_and_reason() -> None:
+    """Who reads the error can go to the line of the strategy that is wrong."""
+    move = fold(1, 0)
+    error = refusal(schedule_of(2, (move,), (move,)), Kind.ALL_REDUCE)
+    assert (error.step, error.move, error.rank, error.slot) == (1, move, 0, 0)
+    assert error.reason == "the input from slot 0 of rank 1 would be counted twice"
+    assert (
+        "'hand-made', step 1, move rank 1 → rank 0, fold slots 0…0 (up), slot 0 of rank 0"
+        in str(error)
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind", "reason"),
+    [
+        ([(fold(1, 0), fold(2, 0)), (copy(0, 1), copy(0, 2))], Kind.ALL_REDUCE, "two moves"),
+        ([(fold(1, 0),), (copy(0, 1), copy(0, 2))], Kind.ALL_REDUCE, "lacks .* of rank 2"),
+        ([(fold(1, 0),), (fold(2, 0),), (copy(0, 1),)], Kind.ALL_REDUCE, "lacks"),
+        ([(copy(1, 2),)], Kind.BROADCAST, "read before anything has come"),
+        ([(copy(0, 1),)], Kind.BROADCAST, "nothing has come into it"),
+        ([(fold(0, 1),)], Kind.BROADCAST, "folded into before anything"),
+        ([(copy(0, 1), copy(1, 0))], Kind.REDUCE, "lacks the input from slot 0 of rank 0"),
+        ([(token(0, 1, "x"), token(0, 1, "x"))], Kind.BROADCAST, "same token is sent twice"),
+        ([(copy(0, 1), copy(0, 2))], Kind.BROADCAST, "rank 0: it may be done before rank 1, 2"),
+        ([(fold(1, 0),), (fold(2, 0),)], Kind.REDUCE, "rank 1: it may be done before rank 0, 2"),
+    ],
+)
+def test_wrong_schedules_are_refused(steps, kind: Kind, reason: str) -> None:
+    """Each way to be wrong is refused with a reason of its own."""
+    with pytest.raises(ProofError, match=reason):
+        prove(schedule_of(3, *steps), kind)
+
+
+def test_a_strange_contribution_is_refused() -> None:
+    """A slot that holds more than it should is named with the strange part."""
+    mixed = Move(1, 0, Span(1), Span(0), Act.FOLD, "up")
+    schedule = build("ring", Kind.ALL_REDUCE, 2)
+    error = refusal(replace(schedule, steps=(*schedule.steps, (mixed,))), Kind.ALL_REDUCE)
+    assert error.reason.startswith("it holds the input from slot 1 of rank 0")
+    assert error.step is None and (error.rank, error.slot) == (0, 0)
+
+
+def test_sums_in_different_order_are_refused() -> None:
+    """Two ranks that add the same three numbers in another order may differ in the last bit."""
+    around = [(rank, (rank + 1) % 3) for rank in range(3)]
+    everyone_for_itself = schedule_of(
+        3,
+        tuple(Move(src, dst, Span(0), Span(1), Act.COPY, "keep") for src, dst in around),
+        tuple(Move(src, dst, Span(0), Span(0), Act.FOLD, "own") for src, dst in around),
+        tuple(Move(src, dst, Span(1), Span(0), Act.FOLD, "kept") for src, dst in around),
+        scratch=1,
+    )
+    error = refusal(everyone_for_itself, Kind.ALL_REDUCE)
+    assert error.reason.startswith("it was summed in another order than on rank 0")
+    assert (error.step, error.rank, error.slot) == (None, 1, 0)
+
+
+def test_operands_may_change_places() -> None:
+    """a + b and b + a are the same bits, so two ranks may fold each other's number."""
+    prove(schedule_of(2, (fold(0, 1), fold(1, 0))), Kind.ALL_REDUCE)
+
+
+def test_scratch_is_rubbish_at_first() -> None:
+    """What nobody wrote cannot be read, what somebody wrote can."""
+    through = [
+        (Move(0, 1, Span(0), Span(1), Act.COPY, "out"),),
+        (Move(1, 0, Span(0), Span(0), Act.FOLD, "in"),),
+        (Move(0, 1, Span(0), Span(0), Act.COPY, "out"),),
+    ]
+    prove(schedule_of(2, *through, scratch=1), Kind.ALL_REDUCE)
+    rubbish = Move(0, 1, Span(1), Span(1), Act.COPY, "out")
+    error = refusal(schedule_of(2, (rubbish,), scratch=1), Kind.ALL_REDUCE)
+    assert (error.rank, error.slot) == (0, 1)
+
+
+def test_memory_that_a_rank_lacks_is_not_used() -> None:
+    """Only the root of a gather has slots for others; a relay would need scratch."""
+    schedule = build("centralized", Kind.GATHER, 3)
+    relay = (copy(2, 1, 2),)
+    error = refusal(replace(schedule, steps=(relay, *schedule.steps)), Kind.GATHER)
+    assert error.reason == "gather gives this rank no such slot"
+    assert (error.rank, error.slot) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "harm"),
+    [
+        (Kind.ALL_TO_ALL, "direct", Move(1, 0, Span(0), Span(1), Act.COPY)),
+        (Kind.SCATTER, "centralized", Move(1, 0, Span(1), Span(2), Act.COPY)),
+    ],
+)
+def test_the_callers_input_is_left_alone(kind: Kind, strategy: str, harm: Move) -> None:
+    """Where the result has slots of its own, an input that was overwritten is refused."""
+    schedule = build(strategy, kind, 3)
+    assert refusal(replace(schedule, steps=(*schedule.steps, (harm,))), kind).rank == 0
+
+
+def test_a_schedule_is_proved_for_its_own_size_only() -> None:
+    """Another number of ranks or chunks is refused before anything is run."""
+    schedule = build("ring", Kind.ALL_REDUCE, 3)
+    with pytest.raises(ProofError, match=r"for 3 ranks and 3 chunks, .* for 4 and 3"):
+        verify(schedule, collective_of(Kind.ALL_REDUCE, 4, 3))
+
+
+def test_a_token_follows_what_came_before_it_and_data_does_not() -> None:
+    """A data move leaves when what it reads is there, whatever else its sender waits for."""
+    arrive = (token(1, 0, "confirm"), token(2, 0, "confirm"))
+    by_token = schedule_of(3, arrive, (token(0, 1, "release"), token(0, 2, "release")))
+    verify_everyone_took_part(by_token)
+    by_data = schedule_of(3, arrive, (copy(0, 1), copy(0, 2)))
+    with pytest.raises(ProofError, match="rank 1: it may be done before rank 2 took part"):
+        verify_everyone_took_part(by_data)

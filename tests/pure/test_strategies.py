@@ -1,0 +1,192 @@
+"""How strategies are spelled, which exist, and what auto chooses."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_interpreter import FLAT
+
+from collective.schedule import Kind
+from collective.strategies import (
+    Auto,
+    Flat,
+    TwoLevel,
+    available,
+    build,
+    choose,
+    nodes_of,
+    parse,
+    resolve,
+)
+from collective.strategies.spelling import MAX_ARITY, SPELLINGS
+
+flat = st.one_of(
+    st.sampled_from([name for name in SPELLINGS if name != "tree"]).map(Flat),
+    st.integers(1, MAX_ARITY).map(lambda arity: Flat("tree", arity)),
+)
+any_strategy = st.one_of(flat, st.builds(TwoLevel, local=flat, between=flat), st.just(Auto()))
+
+
+@given(any_strategy)
+def test_what_is_written_is_read_back(strategy: Flat | TwoLevel | Auto) -> None:
+    """The text of a strategy parses to the strategy."""
+    assert parse(str(strategy)) == strategy
+
+
+@given(st.one_of(st.text(max_size=20), st.text(alphabet="tre:=,0123456789local+- ", max_size=12)))
+def test_a_text_is_refused_or_the_one_spelling(text: str) -> None:
+    """No two texts name the same strategy, and what is not understood is a ValueError."""
+    try:
+        strategy = parse(text)
+    except ValueError:
+        return
+    if isinstance(strategy, TwoLevel):
+        assert sorted(str(strategy).split(",")) == sorted(text.split(","))
+    else:
+        assert str(strategy) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("wheel", "no strategy 'wheel'; accepted are centralized, tree:2, ring, .*auto.*local="),
+        ("", "no strategy ''"),
+        ("Ring", "no strategy 'Ring'"),
+        ("tree", "such as tree:2, not 'tree'"),
+        ("tree:", "not 'tree:'"),
+        ("tree:0", "not 'tree:0'"),
+        ("tree:02", "not 'tree:02'"),
+        ("tree:x", "whole number from 1 to 1024"),
+        ("tree:-1", "not 'tree:-1'"),
+        ("tree:1025", "1024"),
+        ("tree:²", "not 'tree:²'"),
+        ("ring:2", "only a tree has an arity; write ring"),
+        ("local=ring", "'local=ring' does not say the strategy of 'between'"),
+        ("local=ring,local=ring", "each level once"),
+        ("local=ring,global=ring", "written local=ring,between=tree:2"),
+        ("ring,between=ring", "written local=ring,between=tree:2"),
+        ("local=,between=ring", "no strategy"),
+        ("local=auto,between=ring", "a level cannot be auto"),
+    ],
+)
+def test_bad_spellings_say_what_is_accepted(text: str, named: str) -> None:
+    """A text that names no strategy is refused with the text and the way out."""
+    with pytest.raises(ValueError, match=named):
+        parse(text)
+
+
+@pytest.mark.parametrize(("name", "arity"), [("wheel", None), ("tree", None), ("ring", 2)])
+def test_half_a_strategy_cannot_be_made(name: str, arity: int | None) -> None:
+    """A tree without an arity, or anything else with one, is no strategy."""
+    with pytest.raises(ValueError, match=r"strategy|arity"):
+        Flat(name, arity)
+
+
+def test_what_does_not_exist_yet_lists_what_does() -> None:
+    """A known name without a schedule for the operation is refused with those that have one."""
+    for kind in Kind:
+        there = {text.partition(":")[0] for text in available(kind)}
+        assert there == {text.partition(":")[0] for text in FLAT[kind]}
+        for name, spelling in SPELLINGS.items():
+            if name in there:
+                assert build(spelling, kind, 2).name == f"{kind.value} {spelling}"
+                continue
+            with pytest.raises(ValueError, match=f"no {kind.value} by {name}.* yet; there is "):
+                build(spelling, kind, 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "options", "named"),
+    [
+        ("ring", Kind.ALL_REDUCE, {"ranks": 0}, "there is no such rank"),
+        ("ring", Kind.ALL_REDUCE, {"ranks": 2, "root": 2}, "on 2 ranks with root 2"),
+        ("auto", Kind.ALL_REDUCE, {"ranks": 2}, "choose"),
+        ("local=ring,between=ring", Kind.ALL_REDUCE, {"ranks": 2}, "use a flat strategy"),
+        ("local=ring,between=ring", Kind.BROADCAST, {"ranks": 2}, "all_reduce only"),
+        (
+            "local=ring,between=ring",
+            Kind.ALL_REDUCE,
+            {"ranks": 3, "nodes": [[0, 1], [1]]},
+            "every one of 3 ranks belongs to one node",
+        ),
+        (
+            "local=ring,between=ring",
+            Kind.ALL_REDUCE,
+            {"ranks": 2, "nodes": [[0, 1], []]},
+            "at least one rank",
+        ),
+        (
+            "local=bruck,between=ring",
+            Kind.ALL_REDUCE,
+            {"ranks": 2, "nodes": [[0, 1]]},
+            "no local level by bruck",
+        ),
+    ],
+)
+def test_impossible_orders_are_refused(strategy, kind, options, named) -> None:
+    """What cannot be built says which argument is at fault."""
+    with pytest.raises(ValueError, match=named):
+        build(strategy, kind, **options)
+
+
+def test_a_schedule_is_built_once() -> None:
+    """Text and parsed strategy give the same object, so that what is compiled from it is kept."""
+    assert build("tree:2", Kind.REDUCE, 4, 1) is build(Flat("tree", 2), Kind.REDUCE, 4, 1)
+    nodes = nodes_of(["a", "b", "a", "b"])
+    assert nodes == ((0, 2), (1, 3))
+    two = "local=ring,between=ring"
+    assert build(two, Kind.ALL_REDUCE, 4, nodes=nodes) is build(
+        parse(two), Kind.ALL_REDUCE, 4, nodes=[[0, 2], [1, 3]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "nbytes", "text"),
+    [
+        (Kind.ALL_REDUCE, 2, 65535, "centralized"),
+        (Kind.ALL_REDUCE, 2, 65536, "ring"),
+        (Kind.ALL_REDUCE, 4, 16383, "centralized"),
+        (Kind.ALL_REDUCE, 4, 16384, "ring"),
+        (Kind.BROADCAST, 4, 10**9, "centralized"),
+        (Kind.BROADCAST, 5, 8, "tree:2"),
+        (Kind.REDUCE, 5, 8, "tree:2"),
+    ],
+)
+def test_auto_follows_its_table(kind: Kind, ranks: int, nbytes: int, text: str) -> None:
+    """Small tensors and few ranks go through one rank, others around or along a tree."""
+    assert str(choose(kind, ranks, nbytes)) == text
+
+
+@given(st.sampled_from(list(Kind)), st.integers(1, 9), st.integers(0, 1 << 40))
+def test_auto_chooses_what_exists(kind: Kind, ranks: int, nbytes: int) -> None:
+    """Whatever auto chooses can be built."""
+    build(choose(kind, ranks, nbytes), kind, ranks)
+
+
+def test_a_group_has_one_setting_for_all_operations() -> None:
+    """Operations that the setting does not exist for run as under auto; a wrong one is refused."""
+    assert str(resolve("auto", Kind.ALL_REDUCE, 4, 1 << 20)) == "ring"
+    assert str(resolve("tree:3", Kind.BROADCAST, 4, 8)) == "tree:3"
+    assert str(resolve("tree:3", Kind.ALL_GATHER, 4, 8)) == "ring"
+    two = parse("local=ring,between=tree:2")
+    assert resolve(two, Kind.ALL_REDUCE, 4, 8) == two
+    assert str(resolve(two, Kind.BROADCAST, 4, 8)) == "centralized"
+    for text in ("double_tree", "direct", "local=chain,between=ring", "local=ring,between=chain"):
+        with pytest.raises(
+            ValueError, match=r"no all_reduce by .* yet; there is centralized, tree"
+        ):
+            resolve(text, Kind.ALL_REDUCE, 4, 8)
+
+
+def test_schedules_need_neither_torch_nor_numpy() -> None:
+    """The control plane plans and proves on a machine without either."""
+    program = (
+        "import sys, collective.strategies, collective.proof, collective.units\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "[]"
