@@ -1,0 +1,1 @@
+"""The pages of the control plane: templates, static files and the views that fill them."""
