@@ -1,0 +1,1 @@
+"""A node of the cluster: the agent, the supervisors of its ranks, and the `worker` command."""

@@ -1,0 +1,279 @@
+"""The command `worker`: join a cluster with this machine, or show what it would offer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from collective.addresses import AddressError, parse_address
+from worker.agent import Agent, Options, cores, own_addresses
+from worker.control import ControlPlane
+from worker.devices import discover, list_devices
+from worker.errors import LocalProblem, WorkerError
+from worker.interpreters import Interpreters
+from worker.settings import Settings
+from worker.state import default_folder
+
+app = typer.Typer(
+    help="Join a Unisono cluster with this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+logger = logging.getLogger("worker")
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@app.command()
+def join(
+    url: Annotated[str, typer.Argument(help="The control plane, such as http://10.0.0.1:8700.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the join token; or the environment's UNISONO_TOKEN."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The node's name; the host's name by default.")
+    ] = None,
+    cpu_slots: Annotated[
+        int, typer.Option(min=0, max=1024, help="Places for ranks that use no GPU.")
+    ] = 0,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(help="Address that other nodes dial; may be repeated, the best first."),
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Address of the data port; all by default.")
+    ] = None,
+    data_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for data from other nodes; 0 for any.")
+    ] = 8701,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the credential, the spool, bundles and run folders."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PYTHON: a Python environment that jobs may ask for by name."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+) -> None:
+    """Offer this machine's devices to a cluster until Ctrl-C or SIGTERM."""
+    _set_up_logging(verbose)
+    settings = _settings()
+    control = ControlPlane.parse(url)
+    node = _node_name(name)
+    options = Options(
+        control=control,
+        name=node,
+        token=_token(token_file),
+        state_dir=state_dir or default_folder(control.host, control.port, node),
+        cpu_slots=cpu_slots,
+        advertise=[_address("--advertise", entry) for entry in advertise or []],
+        bind=_address("--bind", bind) if bind else None,
+        data_port=data_port,
+        envs=_environments(env or []),
+    )
+    # Nothing that belongs to the agent alone may reach a rank by inheritance.
+    os.environ.pop("UNISONO_TOKEN", None)
+    agent = Agent(options, settings)
+    try:
+        _serve(agent)
+    finally:
+        agent.close()
+    logger.info("left the cluster")
+
+
+def _serve(agent: Agent) -> None:
+    """Run the agent; the first signal ends its ranks and leaves, the second one is impatient."""
+    asked = threading.Event()
+    hurry = threading.Event()
+    names: list[str] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        names.append(signal.Signals(number).name)
+        (hurry if asked.is_set() else asked).set()
+
+    def leave() -> None:
+        asked.wait()
+        if not names:
+            return
+        logger.info("%s: ending the ranks of this node and leaving", names[0])
+        threading.Thread(target=impatient, name="impatient", daemon=True).start()
+        agent.leave(f"the agent on {agent.node_name} was stopped ({names[0]})")
+
+    def impatient() -> None:
+        hurry.wait()
+        if len(names) > 1:
+            agent.hurry()
+
+    previous = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    leaving = threading.Thread(target=leave, name="leave", daemon=True)
+    leaving.start()
+    try:
+        agent.run(lambda name: _announce(agent, name))
+    finally:
+        if not names:  # refused by the control plane: the ranks have no purpose any more
+            agent.leave("the control plane has let this node go")
+        asked.set()
+        leaving.join()
+        hurry.set()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _announce(agent: Agent, name: str) -> None:
+    kinds: dict[str, int] = {}
+    for device in agent.devices:
+        kinds[device.name] = kinds.get(device.name, 0) + 1
+    offer = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+    logger.info(
+        "joined %s as %s, offering %s; data port %d; state in %s",
+        agent.options.control.url,
+        name,
+        offer,
+        agent.data_port.port,
+        agent.state.path,
+    )
+
+
+@app.command()
+def probe(
+    python: Annotated[
+        str, typer.Option(help="The Python whose packages are looked at.")
+    ] = sys.executable,
+    cpu_slots: Annotated[int, typer.Option(min=0, max=1024, help="As for join.")] = 0,
+) -> None:
+    """Show what this machine would offer: devices, Python, torch, addresses."""
+    settings = _settings()
+    found = Interpreters(settings.probe_timeout).ask(python)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("host", f"{socket.gethostname()}, {cores()} cores")
+    try:
+        devices = list_devices(discover(cpu_slots, lambda pid: False))
+    except LocalProblem:
+        devices = []
+    for device in devices:
+        memory = f", {device.memory_bytes / 2**30:.0f} GiB" if device.memory_bytes else ""
+        state = f"busy: {device.busy}" if device.busy else "free"
+        table.add_row("device", f"{device.index}: {device.name}{memory} ({state})")
+    if not devices:
+        table.add_row("device", "no GPU found; join with --cpu-slots N to offer its CPU")
+    table.add_row("python", f"{found.python}  {found.path}")
+    table.add_row("torch", found.torch or "not installed: jobs run, without torch's store")
+    table.add_row("unisono", found.unisono or "not installed: jobs run, without timings")
+    table.add_row("addresses", ", ".join(own_addresses()))
+    console.print(table)
+
+
+# --- reading options --------------------------------------------------------------------------
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        variable = f"UNISONO_WORKER_{str(first['loc'][0]).upper()}"
+        raise LocalProblem(f"{variable}={first['input']!r}: {first['msg']}") from None
+
+
+def _node_name(name: str | None) -> str:
+    wanted = name if name is not None else socket.gethostname().partition(".")[0]
+    if not _NAME.fullmatch(wanted):
+        raise typer.BadParameter(
+            f"{wanted!r} is not a node name: letters, digits, '.', '_' and '-', at most 63, "
+            "beginning with a letter or digit",
+            param_hint="--name",
+        )
+    return wanted
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("UNISONO_TOKEN", "").strip() or None
+    try:
+        token = path.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise LocalProblem(f"the token file {path} cannot be read: {reason}") from None
+    if not token:
+        raise LocalProblem(f"the token file {path} is empty")
+    return token
+
+
+def _address(option: str, text: str) -> str:
+    try:
+        host, port = parse_address(text)
+    except AddressError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    if port is not None:
+        raise typer.BadParameter(
+            f"{text!r}: an address without a port is expected; the port is --data-port",
+            param_hint=option,
+        )
+    return host
+
+
+def _environments(entries: list[str]) -> dict[str, str]:
+    found = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not equals or not name or not path:
+            raise typer.BadParameter(f"{entry!r}: expected NAME=PYTHON", param_hint="--env")
+        python = Path(path).expanduser()
+        if python.is_dir():
+            python = python / "bin" / "python"  # the folder of a virtual environment
+        if not os.access(python, os.X_OK):
+            raise typer.BadParameter(
+                f"{entry!r}: {python} does not exist or cannot be run", param_hint="--env"
+            )
+        found[name] = str(python.absolute())
+    return found
+
+
+def _set_up_logging(verbose: bool) -> None:
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(
+            console=console, show_path=False, log_time_format="%H:%M:%S", markup=False
+        )
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("worker")
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def main() -> None:
+    """Entry of the command; exit codes: 0 left, 1 error, 2 usage, 3 refused, 4 this machine."""
+    try:
+        app()
+    except WorkerError as error:
+        errors.print("[bold red]error:[/]", end=" ")
+        errors.print(str(error), markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
