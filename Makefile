@@ -1,0 +1,53 @@
+# make demo is all that a newcomer needs; everything else is for work on the project.
+#
+#   PYTHON      the interpreter that makes .venv: the first found that is 3.11 or newer
+#   PIP_ARGS    more for pip, such as --extra-index-url for torch without CUDA
+#   DEMO_ARGS   for unisono demo, such as "--exit --json"
+#   PYTEST_ARGS for pytest
+
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format types
+
+help:
+	@echo "make demo       a control plane, two workers and a training job on this machine"
+	@echo "make setup      $(VENV) with all that is needed"
+	@echo "make test       all tests; make test-fast leaves out the large matrices"
+	@echo "make lint       ruff and the import contracts; make format rewrites"
+	@echo "make types      mypy, strict"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# exec, so that a signal reaches the demo itself and its exit code comes back unchanged
+demo: $(STAMP)
+	@exec $(BIN)/unisono demo $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)
+	$(BIN)/mypy
