@@ -5,7 +5,7 @@ import { fill, refresh } from "./page.js";
 
 /** What decides a row's shape; when it changes, the server renders the region anew. */
 const nodeShape = (node) =>
-  JSON.stringify([node.state, node.draining, node.addresses, node.devices]);
+  JSON.stringify([node.state, node.connected, node.draining, node.addresses, node.devices, node.envs]);
 const jobShape = (job) =>
   JSON.stringify([job.state, job.waiting_for, job.reason, job.nodes, !job.progress?.steps_total]);
 
