@@ -1,0 +1,80 @@
+"""The library that ranks use: collectives over WebSocket and memory, and their torch backend.
+
+Public names load at first use, so that importing a part of the package (the control plane needs
+only the pure ones) does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collective.errors import (
+        CollectiveError,
+        DeadlineExceeded,
+        GroupClosed,
+        Mismatch,
+        OperationAborted,
+        PeerLost,
+        ProtocolError,
+        Refused,
+        RendezvousFailed,
+    )
+    from collective.group import Group
+    from collective.reduction import ReduceOp
+    from collective.rendezvous import init, local_group
+    from collective.timing import log, phase, step
+    from collective.work import CollectiveTensor, Work
+
+_HOMES = {
+    "collective.errors": (
+        "CollectiveError",
+        "DeadlineExceeded",
+        "GroupClosed",
+        "Mismatch",
+        "OperationAborted",
+        "PeerLost",
+        "ProtocolError",
+        "Refused",
+        "RendezvousFailed",
+    ),
+    "collective.group": ("Group",),
+    "collective.timing": ("log", "phase", "step"),
+    "collective.reduction": ("ReduceOp",),
+    "collective.rendezvous": ("init", "local_group"),
+    "collective.work": ("CollectiveTensor", "Work"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CollectiveError",
+    "CollectiveTensor",
+    "DeadlineExceeded",
+    "Group",
+    "GroupClosed",
+    "Mismatch",
+    "OperationAborted",
+    "PeerLost",
+    "ProtocolError",
+    "ReduceOp",
+    "Refused",
+    "RendezvousFailed",
+    "Work",
+    "init",
+    "local_group",
+    "log",
+    "phase",
+    "step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'collective' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

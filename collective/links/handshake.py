@@ -68,7 +68,9 @@ class ServerHandshake:
         if self._http is not None:
             self._read(self._http)
         elif self._protocol.handshake_exc is not None:
-            self.response = _plain_refusal(400, f"not a WebSocket handshake: {self._protocol.handshake_exc}")
+            self.response = _plain_refusal(
+                400, f"not a WebSocket handshake: {self._protocol.handshake_exc}"
+            )
 
     def _read(self, http: Request) -> None:
         headers = http.headers
@@ -80,7 +82,9 @@ class ServerHandshake:
             )
             return
         if http.path != PATH:
-            self.response = self.refuse(404, f"no such path: {http.path[:80]}; data links use {PATH}")
+            self.response = self.refuse(
+                404, f"no such path: {http.path[:80]}; data links use {PATH}"
+            )
             return
         try:
             self.secret = headers["Unisono-Secret"]

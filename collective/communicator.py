@@ -1,0 +1,487 @@
+"""The links of one group at one rank, the operations that use them, and how they end together.
+
+Everything here runs on the thread that drives the engine at that moment, except `__init__`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from collective import errors
+from collective.descriptor import readable
+from collective.errors import (
+    CollectiveError,
+    DeadlineExceeded,
+    Mismatch,
+    OperationAborted,
+    PeerLost,
+    ProtocolError,
+    Refused,
+)
+from collective.links.link import EndOfLink, Inlet, Outlet
+from collective.links.wire import FrameKind, Header
+from collective.messaging import Messaging
+from collective.operation import LinkLost, Operation
+from collective.transfer import CollectiveOperation
+
+if TYPE_CHECKING:
+    from collective.engine import Engine
+
+_log = logging.getLogger("unisono.collective")
+#: longest text of an error that travels in an abort frame
+_TEXT = 8000
+
+
+class Communicator:
+    """One rank's end of a group.
+
+    Attributes:
+        outlets, inlets: the links of collectives, by peer.
+        error: what poisoned the group, or None.
+        nodes: the name of each rank's node.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str,
+        rank: int,
+        size: int,
+        epoch: int,
+        nodes: Sequence[str],
+        outlets: dict[int, Outlet],
+        inlets: dict[int, Inlet],
+        stall: float,
+    ) -> None:
+        self.engine = engine
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.epoch = epoch
+        self.nodes = tuple(nodes)
+        self.outlets = outlets
+        self.inlets = inlets
+        self.error: BaseException | None = None
+        self.closed = False
+        self.messaging = Messaging(self)
+        #: seconds without progress after which ranks tell each other where they are
+        self.stall = stall
+        self.issued = 0
+        self.completed = 0
+        self.queue: deque[Operation] = deque()
+        self.left: dict[int, int] = {}
+        self.control_ready: set[int] = set(outlets)
+        self.moved_at = time.monotonic()
+        self._refused: dict[int, CollectiveError] = {}
+        self._seen = dict.fromkeys(outlets, 0)
+        self._answered = dict.fromkeys(outlets, 0.0)
+        self._asked_at = 0.0
+        self._on_lost: list[Callable[[BaseException], None]] = []
+
+    def label(self, rank: int) -> str:
+        """A rank with its node's name, for messages."""
+        return f"rank {rank} on node {self.nodes[rank]}"
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is an operation that is not finished."""
+        return bool(self.queue) or self.messaging.busy
+
+    # -- taking operations --------------------------------------------------------------------
+
+    def take(self, operation: Operation) -> None:
+        """Queue a collective under its sequence number, which the caller has given it."""
+        if self.error is not None:
+            operation.finish(self.error)
+            return
+        refusal = self._refused.pop(operation.sequence, None)
+        if refusal is not None:
+            operation.finish(refusal)
+            return
+        self.queue.append(operation)
+        if len(self.queue) == 1:
+            self.moved_at = time.monotonic()
+            self._start(operation)
+
+    def _start(self, operation: Operation) -> None:
+        operation.start()
+        for peer, last in self.left.items():
+            if operation.sequence > last:
+                self.fail(self._left_early(peer, last, operation))
+                return
+
+    def _left_early(self, peer: int, last: int, operation: Operation) -> PeerLost:
+        return PeerLost(
+            f"{self.label(peer)} left the group in order after operation {last}, but "
+            f"{operation.descriptor.operation} is operation {operation.sequence}",
+            rank=peer,
+            node=self.nodes[peer],
+            operation=operation.descriptor.operation,
+            sequence=operation.sequence,
+        )
+
+    # -- driving ------------------------------------------------------------------------------
+
+    def progress(self) -> bool:
+        """Move what can be moved; whether anything moved."""
+        moved = False
+        try:
+            if self.control_ready:
+                self._read_control()
+            while self.queue:
+                operation = self.queue[0]
+                if operation.finished:
+                    self.queue.popleft()
+                    if self.queue:
+                        self._start(self.queue[0])
+                    continue
+                if not operation.started:
+                    self._start(operation)
+                    continue
+                if operation.advance():
+                    moved = True
+                if not operation.complete:
+                    break
+                self.completed = operation.sequence
+                operation.finish()
+                self.queue.popleft()
+                moved = True
+                if self.queue:
+                    self._start(self.queue[0])
+            if self.messaging.busy and self.messaging.advance():
+                moved = True
+        except LinkLost as lost:
+            self._lose(lost.peer, lost.reason)
+        except CollectiveError as error:
+            self.fail(error)
+        except Exception as error:
+            _log.exception("operation failed in group %s", self.name)
+            self.fail(self._wrapped(error))
+        return moved
+
+    def _wrapped(self, error: BaseException) -> OperationAborted:
+        operation = self.queue[0] if self.queue else None
+        wrapped = OperationAborted(
+            f"{self.label(self.rank)} gave up "
+            f"{self._named(operation)}: {type(error).__name__}: {error}",
+            rank=self.rank,
+            node=self.nodes[self.rank],
+            operation=operation.descriptor.operation if operation else None,
+            sequence=operation.sequence if operation else None,
+        )
+        wrapped.__cause__ = error
+        return wrapped
+
+    @staticmethod
+    def _named(operation: Operation | None) -> str:
+        if operation is None:
+            return "the group"
+        return f"{operation.descriptor.operation} (operation {operation.sequence})"
+
+    def interrupt(self, error: BaseException) -> None:
+        """The thread that drives was interrupted in an operation: nobody can go on."""
+        self.fail(self._wrapped(error))
+
+    # -- links lost ---------------------------------------------------------------------------
+
+    def _lose(self, peer: int, reason: str) -> None:
+        """A link to `peer` ended; decide whether that was in order, a consequence, or a loss."""
+        for other in self.outlets:
+            # someone may have said already why: a cause beats its consequences
+            try:
+                self._control_of(other)
+            except LinkLost:
+                continue
+            if self.error is not None:
+                return
+        if peer in self.left:
+            active = self.queue[0] if self.queue else None
+            if active is None:
+                return
+            if active.sequence > self.left[peer]:
+                self.fail(self._left_early(peer, self.left[peer], active))
+                return
+        operation = self.queue[0] if self.queue else None
+        phase = operation.phase() if operation is not None else None
+        where = f" during {self._named(operation)}" if operation else ""
+        self.fail(
+            PeerLost(
+                f"lost {self.label(peer)}{where}{f', {phase}' if phase else ''}: "
+                f"its connection ended ({reason})",
+                rank=peer,
+                node=self.nodes[peer],
+                operation=operation.descriptor.operation if operation else None,
+                sequence=operation.sequence if operation else None,
+                phase=phase,
+            )
+        )
+
+    # -- control ------------------------------------------------------------------------------
+
+    def say(self, peer: int, kind: FrameKind, sequence: int, body: dict[str, object]) -> None:
+        """Send a control frame to `peer`."""
+        try:
+            self.inlets[peer].say(
+                kind, self.epoch, sequence, json.dumps(body, separators=(",", ":")).encode()
+            )
+        except EndOfLink as end:
+            raise LinkLost(peer, str(end)) from None
+
+    def say_all(self, kind: FrameKind, sequence: int, body: dict[str, object]) -> None:
+        """Send a control frame to every peer that still listens."""
+        for peer in self.inlets:
+            try:
+                self.say(peer, kind, sequence, body)
+            except LinkLost:
+                continue  # its own end of the link is noticed where it is read
+
+    def _read_control(self) -> None:
+        ready, self.control_ready = self.control_ready, set()
+        for peer in ready:
+            self._control_of(peer)
+
+    def _control_of(self, peer: int) -> None:
+        while True:
+            try:
+                frames = self.outlets[peer].control()
+            except EndOfLink as end:
+                if peer in self.left:
+                    return
+                raise LinkLost(peer, str(end)) from None
+            if not frames:
+                return
+            for header, body in frames:
+                self._handle(peer, header, body)
+
+    def _handle(self, peer: int, header: Header, body: bytes) -> None:
+        if header.epoch != self.epoch:
+            raise ProtocolError(
+                f"{self.label(peer)} speaks of epoch {header.epoch}, the group is at {self.epoch}",
+                rank=peer,
+            )
+        kind = header.kind
+        if kind == FrameKind.HELLO:
+            return
+        if kind == FrameKind.LEFT:
+            self._handle_left(peer, header.sequence)
+            return
+        content = json.loads(body) if body else {}
+        if kind == FrameKind.ABORT:
+            self._handle_abort(peer, header.sequence, content)
+        elif kind == FrameKind.STATUS:
+            self._handle_status(peer, header.sequence, content)
+        elif kind in (FrameKind.OFFER, FrameKind.WANT):
+            self.messaging.handle(peer, FrameKind(kind), header.sequence, content)
+        else:
+            raise ProtocolError(
+                f"{self.label(peer)} sent a control frame of kind {kind}", rank=peer
+            )
+
+    def _handle_left(self, peer: int, last: int) -> None:
+        self.left[peer] = last
+        self._seen[peer] = max(self._seen[peer], last)
+        active = self.queue[0] if self.queue else None
+        if active is not None and active.sequence > last:
+            self.fail(self._left_early(peer, last, active))
+        self.messaging.peer_left(peer)
+
+    def _handle_abort(self, peer: int, sequence: int, content: dict[str, object]) -> None:
+        kind = str(content.get("type"))
+        cls = getattr(errors, kind, OperationAborted)
+        if not (isinstance(cls, type) and issubclass(cls, CollectiveError)):
+            cls = OperationAborted
+        rank = content.get("rank")
+        text = str(content.get("message"))
+        if content.get("reporter", peer) != rank:
+            text = f"{text} (reported by rank {content.get('reporter', peer)})"
+        error = cls(
+            text,
+            rank=rank if isinstance(rank, int) else None,
+            node=self.nodes[rank] if isinstance(rank, int) and 0 <= rank < self.size else None,
+            operation=str(content.get("operation")),
+            sequence=sequence or None,
+            phase=None if content.get("phase") is None else str(content["phase"]),
+        )
+        if cls is Refused:
+            self._end_refused(sequence, error)
+        else:
+            self.fail(error, reporter=content.get("reporter", peer))
+
+    def _handle_status(self, peer: int, sequence: int, content: dict[str, object]) -> None:
+        self._seen[peer] = max(self._seen[peer], sequence)
+        self._answered[peer] = time.monotonic()
+        active = self.queue[0] if self.queue else None
+        if content.get("ask"):
+            body: dict[str, object] = {}
+            if active is not None:
+                body["descriptor"] = active.descriptor.data.decode()
+            self.say(peer, FrameKind.STATUS, active.sequence if active else self.completed, body)
+        theirs = content.get("descriptor")
+        if active is None or not isinstance(theirs, str):
+            return
+        if sequence == active.sequence and theirs.encode() != active.descriptor.data:
+            raise self._mismatch(active, peer, sequence, theirs.encode())
+
+    def _mismatch(self, operation: Operation, peer: int, sequence: int, theirs: bytes) -> Mismatch:
+        at = f"operation {operation.sequence} of group {self.name}"
+        if sequence != operation.sequence:
+            at += f" (operation {sequence} on rank {peer})"
+        return Mismatch(
+            f"ranks disagree on {at}: {self.label(self.rank)} called "
+            f"{readable(operation.descriptor.data)}, {self.label(peer)} called {readable(theirs)}",
+            rank=peer,
+            node=self.nodes[peer],
+            operation=operation.descriptor.operation,
+            sequence=operation.sequence,
+        )
+
+    def strange_frame(
+        self, operation: CollectiveOperation, peer: int, link: Inlet, header: Header
+    ) -> bool:
+        """A frame is not the active operation's: drop what belongs to a refused one.
+
+        Returns:
+            Whether the frame was dropped as a whole, so that the next one can be read.
+
+        Raises:
+            Mismatch: the peer runs another operation.
+        """
+        self._seen[peer] = max(self._seen[peer], header.sequence)
+        if header.sequence < operation.sequence:
+            room = memoryview(bytearray(header.length))
+            return link.read_into(room)
+        descriptor = link.descriptor or b"{}"
+        raise self._mismatch(operation, peer, header.sequence, descriptor)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def refuse(self, sequence: int, error: CollectiveError) -> None:
+        """This rank refused an operation: it ends on all ranks, the group stays usable."""
+        self._refused[sequence] = error
+        self.say_all(FrameKind.ABORT, sequence, self._content(error, self.rank))
+        self._refused.pop(sequence)
+        self.completed = max(self.completed, sequence)
+
+    def _end_refused(self, sequence: int, error: CollectiveError) -> None:
+        if sequence > self.issued:
+            self._refused[sequence] = error
+            return
+        for operation in self.queue:
+            if operation.sequence == sequence:
+                if isinstance(operation, CollectiveOperation):
+                    operation.release()
+                operation.finish(error)
+                self.completed = max(self.completed, sequence)
+
+    def _content(self, error: BaseException, reporter: object) -> dict[str, object]:
+        content: dict[str, object] = {
+            "type": type(error).__name__,
+            "message": str(error)[:_TEXT],
+            "reporter": reporter,
+        }
+        if isinstance(error, CollectiveError):
+            content.update(rank=error.rank, operation=error.operation, phase=error.phase)
+        return content
+
+    def fail(self, error: BaseException, reporter: object = None) -> None:
+        """Poison the group: end everything with `error`, and tell the other ranks once."""
+        if self.error is not None:
+            return
+        self.error = error
+        operations = list(self.queue)
+        self.queue.clear()
+        sequence = operations[0].sequence if operations else self.completed
+        if isinstance(error, CollectiveError) and error.sequence:
+            sequence = error.sequence
+        who = self.rank if reporter is None else reporter
+        self.say_all(FrameKind.ABORT, sequence, self._content(error, who))
+        for operation in operations:
+            if isinstance(operation, CollectiveOperation):
+                operation.release()
+            operation.finish(error)
+        self.messaging.fail(error)
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def next_tick(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do, or None while nothing is under way."""
+        operation = self.queue[0] if self.queue else None
+        deadline = operation.deadline if operation is not None else None
+        other = self.messaging.deadline()
+        if other is not None and (deadline is None or other < deadline):
+            deadline = other
+        if deadline is None:
+            return None
+        due = deadline - now
+        if operation is not None:
+            due = min(due, max(self.moved_at, self._asked_at) + self.stall - now)
+        return max(0.0, due)
+
+    def tick(self, now: float) -> None:
+        """Look after deadlines and stalls."""
+        try:
+            self.messaging.expire(now)
+            operation = self.queue[0] if self.queue else None
+            if operation is None:
+                return
+            if now >= operation.deadline:
+                raise self._overdue(operation)
+            if now - max(self.moved_at, self._asked_at) >= self.stall:
+                self._asked_at = now
+                body: dict[str, object] = {
+                    "ask": True,
+                    "descriptor": operation.descriptor.data.decode(),
+                }
+                self.say_all(FrameKind.STATUS, operation.sequence, body)
+        except LinkLost as lost:
+            self._lose(lost.peer, lost.reason)
+        except CollectiveError as error:
+            self.fail(error)
+
+    def _overdue(self, operation: Operation) -> DeadlineExceeded:
+        behind = [peer for peer in sorted(self._seen) if self._seen[peer] < operation.sequence]
+        waiting = operation.missing()
+        silent = [peer for peer in behind if self._answered[peer] < self._asked_at] or [
+            peer for peer in waiting if self._answered[peer] < self._asked_at
+        ]
+        name = operation.descriptor.operation
+        text = (
+            f"{self._named(operation)} of group {self.name} did not finish within "
+            f"{operation.timeout:g} s"
+        )
+        culprit: int | None = None
+        if silent and silent[0] in behind:
+            culprit = silent[0]
+            text += (
+                f": {self.label(culprit)} has not entered it (last known: operation "
+                f"{self._seen[culprit]}) and does not answer"
+            )
+        elif behind:
+            culprit = behind[0]
+            text += f": {self.label(culprit)} is still at operation {self._seen[culprit]}"
+        elif silent:
+            culprit = silent[0]
+            text += f": {self.label(culprit)} entered it but does not answer any more"
+        elif waiting:
+            culprit = waiting[0]
+            text += f": waiting for data from {self.label(culprit)}"
+        return DeadlineExceeded(
+            f"{text} ({operation.phase()})",
+            rank=culprit,
+            node=self.nodes[culprit] if culprit is not None else None,
+            operation=name,
+            sequence=operation.sequence,
+            phase=operation.phase(),
+        )
+
+    def saw(self, peer: int, sequence: int) -> None:
+        """Data of operation `sequence` came from `peer`."""
+        if sequence > self._seen[peer]:
+            self._seen[peer] = sequence
+        self._answered[peer] = time.monotonic()

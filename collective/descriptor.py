@@ -1,0 +1,76 @@
+"""What an operation is, in bytes that ranks compare before they use each other's data."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """An operation's description, its bytes and their CRC-32."""
+
+    operation: str
+    data: bytes
+    checksum: int
+
+
+@lru_cache(maxsize=4096)
+def describe(
+    operation: str,
+    dtype: str = "",
+    shape: tuple[int, ...] | None = None,
+    reduction: str = "",
+    root: int | None = None,
+    strategy: str = "",
+    site: str = "",
+) -> Descriptor:
+    """The descriptor of an operation; what does not apply is left out.
+
+    Args:
+        operation: such as ``all_reduce``.
+        dtype: the elements' type, such as ``float32``.
+        shape: of the tensor that all ranks must agree on; None where they may differ.
+        reduction: such as ``sum``.
+        root: the source or destination rank.
+        strategy: the schedule that runs it.
+        site: where the program called it, when call sites are compared.
+    """
+    body: dict[str, Any] = {"op": operation}
+    if reduction:
+        body["reduction"] = reduction
+    if dtype:
+        body["dtype"] = dtype
+    if shape is not None:
+        body["shape"] = list(shape)
+    if root is not None:
+        body["root"] = root
+    if strategy:
+        body["strategy"] = strategy
+    if site:
+        body["site"] = site
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return Descriptor(operation, data, zlib.crc32(data))
+
+
+def readable(data: bytes) -> str:
+    """A descriptor in words: ``all_reduce(sum, float32 [4], ring)``."""
+    try:
+        body = json.loads(data)
+        parts = [str(body["reduction"])] if "reduction" in body else []
+        tensor = [str(body["dtype"])] if "dtype" in body else []
+        if "shape" in body:
+            tensor.append(str(body["shape"]))
+        if tensor:
+            parts.append(" ".join(tensor))
+        if "root" in body:
+            parts.append(f"root {body['root']}")
+        if "strategy" in body:
+            parts.append(str(body["strategy"]))
+        text = f"{body['op']}({', '.join(parts)})"
+        return f"{text} at {body['site']}" if "site" in body else text
+    except (ValueError, KeyError, TypeError):
+        return f"an unreadable descriptor of {len(data)} bytes"

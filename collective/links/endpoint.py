@@ -1,0 +1,181 @@
+"""Endpoints: a duplex stream of bytes to one peer that never blocks, and a descriptor to poll.
+
+Two kinds serve one contract (`tests/process/test_links.py` runs it over both): a connected TCP
+socket, and a pair of rings in memory for threads of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Endpoint(Protocol):
+    """One end of a duplex byte stream."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes ready (edge-triggered) when reading or writing may go on."""
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Take bytes from the front of `buffers`; how many.
+
+        Raises:
+            BlockingIOError: nothing can be taken now.
+            ConnectionError: the peer is gone.
+        """
+
+    def recv_into(self, view: memoryview) -> int:
+        """Fill `view` from the front; how many bytes, 0 at the end of the stream.
+
+        Raises:
+            BlockingIOError: nothing is there now.
+            ConnectionError: the peer is gone.
+        """
+
+    def end(self) -> None:
+        """Half-close: the peer reads the end of the stream after what was sent."""
+
+    def close(self) -> None:
+        """Release everything; harmless when repeated."""
+
+
+class SocketEndpoint:
+    """A connected TCP socket."""
+
+    def __init__(self, sock: socket.socket, *, lost_after: float = 600.0) -> None:
+        """Take over `sock`; unacknowledged data for `lost_after` seconds mean that the peer is lost.
+
+        The kernel counts a peer that is alive but does not read towards that time as well, so it
+        must not be shorter than the longest pause that is allowed.
+        """
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+            sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(lost_after * 1000), 2**31 - 1)
+            )
+        self._socket = sock
+        self.fileno = sock.fileno
+        self.send = sock.sendmsg
+        self.recv_into = sock.recv_into
+
+    def end(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the peer closed first: there is nobody to tell
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Ring:
+    """Bytes in flight in one direction between two threads."""
+
+    def __init__(self, capacity: int) -> None:
+        self.lock = threading.Lock()
+        self.data = memoryview(bytearray(capacity))
+        self.start = 0
+        self.used = 0
+        self.ended = False
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        capacity = len(self.data)
+        taken = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            while view and self.used < capacity:
+                place = (self.start + self.used) % capacity
+                count = min(len(view), capacity - self.used, capacity - place)
+                self.data[place : place + count] = view[:count]
+                self.used += count
+                taken += count
+                view = view[count:]
+            if view:
+                break
+        return taken
+
+    def read(self, view: memoryview) -> int:
+        capacity = len(self.data)
+        given = 0
+        while given < len(view) and self.used:
+            count = min(len(view) - given, self.used, capacity - self.start)
+            view[given : given + count] = self.data[self.start : self.start + count]
+            self.start = (self.start + count) % capacity
+            self.used -= count
+            given += count
+        return given
+
+
+class MemoryEndpoint:
+    """One end of a pair of rings; `pair` makes both."""
+
+    def __init__(self, outgoing: _Ring, incoming: _Ring, bell: int, peer_bell: int) -> None:
+        self._out = outgoing
+        self._in = incoming
+        self._bell = bell
+        self._peer_bell = peer_bell
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._peer_bell, 1)
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        with self._out.lock:
+            if self._out.ended:
+                raise BrokenPipeError("the other end of the memory link is closed")
+            taken = self._out.write(buffers)
+        if not taken and any(buffers):
+            raise BlockingIOError
+        self._ring()
+        return taken
+
+    def recv_into(self, view: memoryview) -> int:
+        with self._in.lock:
+            was_full = self._in.used == len(self._in.data)
+            given = self._in.read(view)
+            ended = self._in.ended
+        if given:
+            if was_full:
+                self._ring()
+            return given
+        if ended:
+            return 0
+        raise BlockingIOError
+
+    def end(self) -> None:
+        with self._out.lock:
+            self._out.ended = True
+        self._ring()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for ring in (self._out, self._in):
+            with ring.lock:
+                ring.ended = True
+        self._ring()
+        os.close(self._bell)
+        os.close(self._peer_bell)
+
+
+def memory_pair(capacity: int = 1 << 20) -> tuple[MemoryEndpoint, MemoryEndpoint]:
+    """Two connected ends; each direction holds up to `capacity` bytes."""
+    forth, back = _Ring(capacity), _Ring(capacity)
+    bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+    one = MemoryEndpoint(forth, back, bells[0], os.dup(bells[1]))
+    two = MemoryEndpoint(back, forth, bells[1], os.dup(bells[0]))
+    return one, two

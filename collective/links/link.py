@@ -1,0 +1,328 @@
+"""The two ends of a link: an `Outlet` sends segments, an `Inlet` receives them.
+
+A link is one direction of one pair of ranks.  Data flows from outlet to inlet; a little control
+flows back (`docs/protocols.md`).  Both ends work without blocking on any `Endpoint`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from collective.errors import ProtocolError
+from collective.links.endpoint import Buffer, Endpoint, SocketEndpoint
+from collective.links.wire import (
+    HEADER,
+    HEADER_SIZE,
+    MAX_FRAME,
+    FrameKind,
+    Header,
+    masked,
+    parse_head,
+    unmask,
+    unmasked,
+)
+
+#: what is read ahead of a payload's own place, in bytes
+STAGING = 16 << 10
+_CLOSE = 8
+_PING = 9
+_PONG = 10
+
+
+class EndOfLink(ConnectionError):
+    """The peer's side of the link is closed or broken."""
+
+
+class Outlet:
+    """The sending end; also reads what the peer sends back."""
+
+    def __init__(self, endpoint: Endpoint, unread: bytes = b"") -> None:
+        self.endpoint = endpoint
+        self.readable = True
+        self.writable = True
+        self.hung_up = False
+        self.greeted = False
+        #: bytes given to the endpoint so far, headers included
+        self.sent = 0
+        self._flight: list[Buffer] = []
+        self._urgent: deque[bytes] = deque()
+        self._control = bytearray(unread)
+        self._room = memoryview(bytearray(4096))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no frame is on its way."""
+        return not self._flight
+
+    def begin(self, head: bytes, payload: memoryview | None) -> bool:
+        """Start a frame, whose header (with the WebSocket's) is `head`; whether it is gone."""
+        self._flight = [head] if payload is None or not len(payload) else [head, payload]
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send on; True when nothing is on its way any more.
+
+        Raises:
+            EndOfLink: the peer does not take any more.
+        """
+        flight = self._flight
+        while True:
+            if not flight:
+                if not self._urgent:
+                    return True
+                flight.append(self._urgent.popleft())
+            if not self.writable:
+                return False
+            try:
+                count = self.endpoint.send(flight)
+            except BlockingIOError:
+                self.writable = False
+                return False
+            except OSError as error:
+                raise EndOfLink(str(error)) from error
+            self.sent += count
+            while flight and count >= len(flight[0]):
+                count -= len(flight[0])
+                del flight[0]
+            if count:
+                flight[0] = memoryview(flight[0])[count:]
+
+    def control(self) -> list[tuple[Header, bytes]]:
+        """Control frames that have arrived.
+
+        Raises:
+            EndOfLink: the peer closed or broke its side, and everything before was returned.
+            ProtocolError: bytes that are no frame.
+        """
+        while self.readable:
+            try:
+                count = self.endpoint.recv_into(self._room)
+            except BlockingIOError:
+                self.readable = False
+                break
+            except OSError as error:
+                if self._control:
+                    break
+                raise EndOfLink(str(error)) from error
+            if not count:
+                if self._control:
+                    break
+                raise EndOfLink("end of file")
+            self._control += self._room[:count]
+        frames = []
+        while self._control:
+            with memoryview(self._control) as view:
+                try:
+                    head = parse_head(view)
+                except ValueError as error:
+                    raise ProtocolError(str(error)) from None
+                if head is None or len(view) < head.size + head.length:
+                    break
+                body = bytes(view[head.size : head.size + head.length])
+            del self._control[: head.size + head.length]
+            if head.key is not None:
+                body = unmask(body, head.key)
+            if head.opcode == _PING:
+                # a stock client's keep-alive; answered between two frames
+                self._urgent.append(bytes((0x8A, len(body))) + body)
+                if not self._flight:
+                    self.flush()
+            elif head.opcode in (_PONG, _CLOSE):
+                continue
+            elif len(body) < HEADER_SIZE:
+                raise ProtocolError(f"a control frame of {len(body)} bytes")
+            else:
+                header = Header._make(HEADER.unpack_from(body))
+                if header.kind == FrameKind.HELLO:
+                    self.greeted = True
+                frames.append((header, body[HEADER_SIZE:]))
+        return frames
+
+    def end(self) -> None:
+        """Say that no data follows: a close frame, then the end of the stream."""
+        if not self._flight and self.writable:
+            try:
+                self.endpoint.send([b"\x88\x02\x03\xe8"])
+            except OSError:
+                pass  # the peer is gone or does not read: the half-close below still tells it
+        self.endpoint.end()
+
+
+class Inlet:
+    """The receiving end; also sends control back."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.readable = True
+        self.writable = True
+        self.received = 0
+        self._staging = memoryview(bytearray(STAGING))
+        self._start = 0
+        self._stop = 0
+        self._header: Header | None = None
+        self._missing = 0
+        self.descriptor = b""
+        self._back: deque[Buffer] = deque()
+        self._short_read_empties = isinstance(endpoint, SocketEndpoint)
+        #: set by the poller when the peer's end is closed: no further edge will come
+        self.hung_up = False
+
+    def header(self) -> Header | None:
+        """The header of the current frame, or None when it is not all there yet.
+
+        The same header is returned until the frame's payload has been read.
+
+        Raises:
+            EndOfLink: the stream ended between two frames, or in one.
+            ProtocolError: bytes that are no frame.
+        """
+        if self._header is not None:
+            return self._header
+        while True:
+            have = self._stop - self._start
+            if have >= 2:
+                header = self._parse()
+                if header is not None:
+                    return header
+            if not self._fill():
+                return None
+
+    def _fill(self) -> bool:
+        if not self.readable:
+            return False
+        if self._start:
+            have = self._stop - self._start
+            if have:
+                self._staging[:have] = bytes(self._staging[self._start : self._stop])
+            self._start, self._stop = 0, have
+        room = self._staging[self._stop :]
+        try:
+            count = self.endpoint.recv_into(room)
+        except BlockingIOError:
+            self.readable = False
+            return False
+        except OSError as error:
+            raise EndOfLink(str(error)) from error
+        if not count:
+            raise EndOfLink("end of file")
+        if count < len(room) and self._short_read_empties and not self.hung_up:
+            # the next bytes make a new edge; one system call saved per small frame
+            self.readable = False
+        self._stop += count
+        self.received += count
+        return True
+
+    def _parse(self) -> Header | None:
+        view = self._staging[self._start : self._stop]
+        try:
+            head = parse_head(view)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        if head is None:
+            return None
+        if head.opcode != 2:
+            if head.length > 125:
+                raise ProtocolError(f"a frame of {head.length} bytes with opcode {head.opcode}")
+            if len(view) < head.size + head.length:
+                return None
+            self._start += head.size + head.length
+            return self._parse() if self._stop - self._start >= 2 else None
+        if head.key is not None or head.length < HEADER_SIZE:
+            raise ProtocolError(
+                f"a data frame of {head.length} bytes, masked: {head.key is not None}"
+            )
+        if len(view) < head.size + HEADER_SIZE:
+            return None
+        header = Header._make(HEADER.unpack_from(view, head.size))
+        if header.length + header.descriptor_length + HEADER_SIZE != head.length:
+            raise ProtocolError(f"lengths of a frame do not add up: {header}")
+        size = head.size + HEADER_SIZE
+        if header.descriptor_length:
+            if header.descriptor_length > STAGING - size:
+                raise ProtocolError(f"a descriptor of {header.descriptor_length} bytes")
+            if len(view) < size + header.descriptor_length:
+                return None
+            self.descriptor = bytes(view[size : size + header.descriptor_length])
+            size += header.descriptor_length
+        else:
+            self.descriptor = b""
+        self._start += size
+        self._header = header
+        self._missing = header.length
+        return header
+
+    def read_into(self, view: memoryview) -> bool:
+        """Read the current frame's payload into `view`, which has its length; whether all is there."""
+        while self._missing:
+            place = len(view) - self._missing
+            have = self._stop - self._start
+            if have:
+                count = min(have, self._missing)
+                view[place : place + count] = self._staging[self._start : self._start + count]
+                self._start += count
+                self._missing -= count
+                continue
+            if not self.readable:
+                return False
+            try:
+                count = self.endpoint.recv_into(view[place:])
+            except BlockingIOError:
+                self.readable = False
+                return False
+            except OSError as error:
+                raise EndOfLink(str(error)) from error
+            if not count:
+                raise EndOfLink("end of file in a frame")
+            self.received += count
+            self._missing -= count
+        self._header = None
+        return True
+
+    def say(self, kind: FrameKind, epoch: int, sequence: int = 0, body: bytes = b"") -> None:
+        """Send a control frame back, now or as soon as the socket takes it.
+
+        Raises:
+            EndOfLink: the peer does not take any more.
+        """
+        header = HEADER.pack(kind, 0, 0, epoch, sequence, 0, len(body), 0)
+        self._back.append(masked(header + body))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send queued control frames on; True when all are gone."""
+        while self._back:
+            if not self.writable:
+                return False
+            try:
+                count = self.endpoint.send([self._back[0]])
+            except BlockingIOError:
+                self.writable = False
+                return False
+            except OSError as error:
+                raise EndOfLink(str(error)) from error
+            if count < len(self._back[0]):
+                self._back[0] = memoryview(self._back[0])[count:]
+            else:
+                self._back.popleft()
+        return True
+
+    def end(self) -> None:
+        """Say that no control follows."""
+        self.endpoint.end()
+
+
+def frame_head(
+    kind: FrameKind,
+    epoch: int,
+    sequence: int,
+    offset: int,
+    length: int,
+    checksum: int,
+    descriptor: bytes = b"",
+) -> bytes:
+    """The bytes before a frame's payload: WebSocket header, header, and the descriptor if given."""
+    size = HEADER_SIZE + len(descriptor) + length
+    assert size <= MAX_FRAME
+    flags = 1 if descriptor else 0
+    packed = HEADER.pack(kind, flags, len(descriptor), epoch, sequence, offset, length, checksum)
+    return unmasked(size) + packed + descriptor if descriptor else unmasked(size) + packed

@@ -1,0 +1,319 @@
+"""Where links come from: a rank listens, accepts and checks who dials it, and dials its peers."""
+
+from __future__ import annotations
+
+import logging
+import random
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collective.errors import RendezvousFailed
+from collective.links.handshake import CHANNELS, ClientHandshake, ServerHandshake, same_secret
+from collective.messages import LinkRequest
+
+_log = logging.getLogger("unisono.collective")
+#: a connection that has not finished its handshake after this many seconds is closed
+_HANDSHAKE = 10.0
+#: seconds for one attempt to connect to one address
+_CONNECT = 3.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who may dial: the ranks of one job and attempt, at one epoch, that know the secret."""
+
+    job: str
+    attempt: str
+    epoch: int
+    secret: str
+
+    def refusal(self, request: LinkRequest, secret: str | None) -> tuple[int, str] | None:
+        """Status and text with which a dialler is refused, or None when it may come in."""
+        if not same_secret(secret, self.secret):
+            return 401, "wrong secret"
+        if (request.job, request.attempt) != (self.job, self.attempt):
+            return 404, (
+                f"this is attempt {self.attempt} of job {self.job}, "
+                f"not attempt {request.attempt} of job {request.job}"
+            )
+        if request.epoch != self.epoch:
+            return 409, f"the group is at epoch {self.epoch}, the dialler at {request.epoch}"
+        return None
+
+
+class Doorman:
+    """Keeps accepted connections until the group that they are meant for asks for them."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: dict[tuple[str, str, int], tuple[socket.socket, bytes]] = {}
+        self._closed = False
+        self._on_message_link: dict[str, object] = {}
+
+    def deposit(self, request: LinkRequest, sock: socket.socket, unread: bytes) -> None:
+        """A connection from `request.dialler` for a group of this rank."""
+        key = (request.group, request.channel, request.dialler)
+        with self._condition:
+            if self._closed:
+                sock.close()
+                return
+            if request.channel == "p2p":
+                taker = self._on_message_link.get(request.group)
+                if taker is not None:
+                    taker(request.dialler, sock, unread)  # type: ignore[operator]
+                    return
+            old = self._waiting.pop(key, None)
+            self._waiting[key] = (sock, unread)
+            self._condition.notify_all()
+        if old is not None:
+            old[0].close()  # the dialler gave that one up and tries again
+
+    def claim(
+        self, group: str, diallers: Sequence[int], deadline: float, labels: Sequence[str]
+    ) -> dict[int, tuple[socket.socket, bytes]]:
+        """The collective links of all `diallers`, waiting for those that have not come yet.
+
+        Raises:
+            RendezvousFailed: `deadline` (monotonic) passed; names who did not come.
+        """
+        keys = {rank: (group, "collective", rank) for rank in diallers}
+        with self._condition:
+            while True:
+                missing = [rank for rank, key in keys.items() if key not in self._waiting]
+                if not missing:
+                    return {rank: self._waiting.pop(key) for rank, key in keys.items()}
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    names = ", ".join(labels[rank] for rank in missing)
+                    raise RendezvousFailed(
+                        f"group {group}: {names} did not connect in time; it may not have "
+                        "started, or cannot reach this machine",
+                        rank=missing[0],
+                    )
+                self._condition.wait(left)
+
+    def forward_messages(self, group: str, taker: object) -> None:
+        """Give links for point-to-point messages of `group` to `taker(rank, socket, unread)`."""
+        with self._condition:
+            self._on_message_link[group] = taker
+            early = [key for key in self._waiting if key[0] == group and key[1] == "p2p"]
+            ready = [(key[2], *self._waiting.pop(key)) for key in early]
+        for rank, sock, unread in ready:
+            taker(rank, sock, unread)  # type: ignore[operator]
+
+    def forget(self, group: str) -> None:
+        """The group is closed: whoever dials it from now on is turned away."""
+        with self._condition:
+            self._on_message_link.pop(group, None)
+            for key in [key for key in self._waiting if key[0] == group]:
+                self._waiting.pop(key)[0].close()
+
+    def close(self) -> None:
+        """Close what nobody claimed."""
+        with self._condition:
+            self._closed = True
+            for sock, _ in self._waiting.values():
+                sock.close()
+            self._waiting.clear()
+            self._condition.notify_all()
+
+
+class Listener:
+    """A listening socket and the thread that shakes hands on it."""
+
+    def __init__(
+        self, admission: Admission, doorman: Doorman, sockets: list[socket.socket]
+    ) -> None:
+        self._admission = admission
+        self._doorman = doorman
+        self._sockets = sockets
+        self.port: int = sockets[0].getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._quit, self._quit_peer = socket.socketpair()
+        self._selector.register(self._quit, selectors.EVENT_READ, None)
+        for listening in sockets:
+            listening.setblocking(False)
+            self._selector.register(listening, selectors.EVENT_READ, listening)
+        self._open: dict[socket.socket, tuple[ServerHandshake, float, str]] = {}
+        self._thread = threading.Thread(target=self._serve, name="unisono-listener", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            timeout = None
+            if self._open:
+                first = min(until for _, until, _ in self._open.values())
+                timeout = max(0.0, first - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                if key.fileobj is self._quit:
+                    return
+                assert isinstance(key.fileobj, socket.socket)
+                if key.data is not None:
+                    self._accept(key.fileobj)
+                else:
+                    self._read(key.fileobj)
+            now = time.monotonic()
+            for sock, (_, until, peer) in list(self._open.items()):
+                if now >= until:
+                    _log.warning(
+                        "closed a connection from %s that did not finish its handshake", peer
+                    )
+                    self._drop(sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, address = listening.accept()
+        except OSError:
+            return  # the dialler went away between the event and here
+        sock.setblocking(False)
+        peer = f"{address[0]}:{address[1]}"
+        self._open[sock] = (ServerHandshake(), time.monotonic() + _HANDSHAKE, peer)
+        self._selector.register(sock, selectors.EVENT_READ, None)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        self._open.pop(sock)
+        sock.close()
+
+    def _read(self, sock: socket.socket) -> None:
+        handshake, _, peer = self._open[sock]
+        try:
+            data = sock.recv(8192)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(sock)
+            return
+        if not data:
+            self._drop(sock)
+            return
+        handshake.feed(data)
+        request = handshake.request
+        if handshake.response is not None:
+            _log.warning("refused a connection from %s: %s", peer, _first_line(handshake.response))
+            self._answer(sock, handshake.response)
+        elif request is not None:
+            refusal = self._admission.refusal(request, handshake.secret)
+            if refusal is not None:
+                status, text = refusal
+                _log.warning("refused rank %d from %s: %d %s", request.dialler, peer, status, text)
+                self._answer(sock, handshake.refuse(status, text))
+                return
+            answer = handshake.accept()
+            try:
+                sock.sendall(answer)  # some 200 bytes on an empty socket
+            except OSError:
+                self._drop(sock)
+                return
+            self._selector.unregister(sock)
+            self._open.pop(sock)
+            self._doorman.deposit(request, sock, handshake.leftover)
+
+    def _answer(self, sock: socket.socket, response: bytes) -> None:
+        try:
+            sock.sendall(response)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it did not wait for the refusal
+        self._drop(sock)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._thread.is_alive():
+            self._quit_peer.send(b"x")
+            self._thread.join(timeout=5.0)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the sockets only; for a forked child, where the thread does not exist."""
+        self._selector.close()
+        for sock in (*self._sockets, *self._open, self._quit, self._quit_peer):
+            sock.close()
+        self._open.clear()
+
+
+def _first_line(response: bytes) -> str:
+    head, _, body = response.partition(b"\r\n\r\n")
+    return f"{head.split(b' ', 2)[1].decode()} {body.decode(errors='replace').strip()}"
+
+
+def listen(host: str | None = None, port: int = 0) -> list[socket.socket]:
+    """Listening sockets at `host`, or at every address of this machine, IPv6 too where it exists.
+
+    Raises:
+        RendezvousFailed: the address is taken or not of this machine.
+    """
+    try:
+        if host is not None:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            return [socket.create_server((host, port), family=family, backlog=256)]
+        if socket.has_dualstack_ipv6():
+            try:
+                return [
+                    socket.create_server(
+                        ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
+                    )
+                ]
+            except OSError:
+                pass  # IPv6 is compiled in, but switched off: IPv4 alone
+        return [socket.create_server(("0.0.0.0", port), backlog=256)]
+    except OSError as error:
+        where = f"{host or 'any address'}, port {port}"
+        raise RendezvousFailed(f"cannot listen on {where}: {error}") from error
+
+
+def dial(
+    addresses: Sequence[tuple[str, int]],
+    request: LinkRequest,
+    secret: str,
+    deadline: float,
+    label: str,
+) -> socket.socket:
+    """Connect to a peer at the first of its addresses that works, trying until `deadline`.
+
+    Raises:
+        RendezvousFailed: refused by the peer, or not reached in time; names every address tried.
+    """
+    pause = 0.01
+    while True:
+        problems = []
+        for host, port in addresses:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                return _dial_one(host, port, request, secret, min(_CONNECT, left))
+            except OSError as error:
+                problems.append(f"{host}:{port}: {error}")
+        if time.monotonic() + pause >= deadline:
+            raise RendezvousFailed(
+                f"cannot reach {label}: {'; '.join(problems) or 'no time left'}",
+                rank=request.target,
+            )
+        # nobody tells when the peer begins to listen: look again, less and less often
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 1.7, 0.5)
+
+
+def _dial_one(
+    host: str, port: int, request: LinkRequest, secret: str, timeout: float
+) -> socket.socket:
+    assert request.channel in CHANNELS
+    sock = socket.create_connection((host, port), timeout=timeout)
+    try:
+        handshake = ClientHandshake(host, port, request, secret)
+        sock.settimeout(_HANDSHAKE)
+        sock.sendall(handshake.hello)
+        while not handshake.done:
+            data = sock.recv(4096)
+            if not data and handshake.status is None:
+                raise ConnectionResetError("closed during the handshake")
+            handshake.feed(data)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,333 @@
+"""Point to point: sends and receives that find each other, each (peer, tag) in its own order.
+
+A receive tells its sender that it is there (WANT), a send without a receive tells so (OFFER);
+only then data flows, on links of their own, so that no message stands in another's way.  The
+n-th send to a rank under a tag meets the n-th receive that was assigned to that sender.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from collective.descriptor import Descriptor
+from collective.errors import DeadlineExceeded, Mismatch, PeerLost, ProtocolError
+from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
+from collective.links.wire import FrameKind
+from collective.operation import LinkLost, Operation
+from collective.program import SEGMENT
+from collective.reduction import Array
+
+if TYPE_CHECKING:
+    from collective.communicator import Communicator
+
+Stream = tuple[int, int]  # (peer, tag)
+
+
+class Message(Operation):
+    """One send or one receive."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        descriptor: Descriptor,
+        timeout: float,
+        array: Array,
+        kind: str,
+        peer: int | None,
+        tag: int,
+        dtype: str,
+    ) -> None:
+        super().__init__(communicator, descriptor, timeout)
+        self.kind = kind
+        self.peer = peer
+        self.tag = tag
+        self.dtype = dtype
+        self.array = array
+        self.view = memoryview(array).cast("B") if array.size else memoryview(b"")
+        self.place = 0
+        self.flying = False
+        self.first = True
+        self.identifier = 0
+        self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    def missing(self) -> list[int]:
+        return [] if self.peer is None else [self.peer]
+
+    def phase(self) -> str:
+        peer = "any rank" if self.peer is None else self.communicator.label(self.peer)
+        return f"{'to' if self.kind == 'send' else 'from'} {peer}, tag {self.tag}"
+
+    def content(self) -> dict[str, Any]:
+        """What the other side compares."""
+        return {"tag": self.tag, "count": int(self.array.size), "dtype": self.dtype}
+
+    def _segment(self) -> memoryview:
+        return self.view[self.place : self.place + SEGMENT]
+
+    def send(self, outlet: Outlet) -> bool:
+        """Send on; whether anything moved."""
+        moved = False
+        while True:
+            if not self.flying:
+                if not outlet.idle and not outlet.flush():
+                    return moved
+                payload = self._segment()
+                head = frame_head(
+                    FrameKind.MESSAGE,
+                    self.communicator.epoch,
+                    self.identifier,
+                    self.place,
+                    len(payload),
+                    self.descriptor.checksum,
+                )
+                self.flying = True
+                self.sent += len(head) + len(payload)
+                gone = outlet.begin(head, payload)
+            else:
+                gone = outlet.flush()
+            if not gone:
+                return moved
+            moved = True
+            self.flying = False
+            self.place += len(self._segment())
+            if self.place >= len(self.view):
+                self._complete = True
+                return True
+
+    def receive(self, inlet: Inlet) -> bool:
+        """Read on; whether a whole segment arrived.  The frame's header was checked."""
+        segment = self._segment()
+        if not inlet.read_into(segment):
+            return False
+        if self.first:
+            self.first = False
+            self.heard = time.monotonic()
+        self.place += len(segment)
+        if self.place >= len(self.view):
+            self._complete = True
+        return True
+
+
+class Messaging:
+    """All sends and receives of a group at one rank."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.outlets: dict[int, Outlet] = {}
+        self.inlets: dict[int, Inlet] = {}
+        self._identifiers = itertools.count(1)
+        # at the sender
+        self._sends: dict[Stream, deque[Message]] = {}
+        self._wants: dict[Stream, deque[dict[str, Any]]] = {}
+        self._offered: dict[Stream, int] = {}
+        self._leaving: dict[int, deque[Message]] = {}
+        # at the receiver
+        self._receives: dict[int, Message] = {}
+        self._any: dict[int, deque[Message]] = {}
+        self._offers: dict[int, deque[tuple[int, int]]] = {}
+        self._assigned: dict[Stream, int] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a send or receive is not finished."""
+        return bool(self._receives or self._leaving) or any(
+            map(any, (self._sends.values(), self._any.values()))
+        )
+
+    # -- taking -------------------------------------------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """A call of this rank."""
+        if self._communicator.error is not None:
+            message.finish(self._communicator.error)
+            return
+        message.start()
+        if message.peer is not None and message.peer in self._communicator.left:
+            self._peer_gone(message)
+        elif message.kind == "send":
+            self._take_send(message)
+        elif message.peer is not None:
+            self._assign(message, message.peer)
+        else:
+            offers = self._offers.get(message.tag, deque())
+            while offers:
+                peer, number = offers.popleft()
+                if number >= self._assigned.get((peer, message.tag), 0):
+                    self._assign(message, peer)
+                    return
+            self._any.setdefault(message.tag, deque()).append(message)
+
+    def _take_send(self, message: Message) -> None:
+        assert message.peer is not None
+        stream = (message.peer, message.tag)
+        number = self._offered.get(stream, 0)
+        self._offered[stream] = number + 1
+        wants = self._wants.get(stream)
+        if wants:
+            self._match(message, wants.popleft())
+            return
+        self._sends.setdefault(stream, deque()).append(message)
+        self._communicator.say(
+            message.peer, FrameKind.OFFER, 0, {"tag": message.tag, "number": number}
+        )
+
+    def _assign(self, message: Message, peer: int) -> None:
+        message.peer = peer
+        stream = (peer, message.tag)
+        self._assigned[stream] = self._assigned.get(stream, 0) + 1
+        message.identifier = next(self._identifiers)
+        self._receives[message.identifier] = message
+        self._communicator.say(peer, FrameKind.WANT, message.identifier, message.content())
+
+    # -- what peers say -----------------------------------------------------------------------
+
+    def handle(self, peer: int, kind: FrameKind, sequence: int, content: dict[str, Any]) -> None:
+        """An OFFER or WANT of `peer`."""
+        tag = int(content["tag"])
+        if kind is FrameKind.WANT:
+            want = {**content, "identifier": sequence}
+            sends = self._sends.get((peer, tag))
+            if sends:
+                self._match(sends.popleft(), want)
+            else:
+                self._wants.setdefault((peer, tag), deque()).append(want)
+            return
+        number = int(content["number"])
+        if number < self._assigned.get((peer, tag), 0):
+            return  # a receive from that very rank is there already
+        waiting = self._any.get(tag)
+        if waiting:
+            self._assign(waiting.popleft(), peer)
+        else:
+            self._offers.setdefault(tag, deque()).append((peer, number))
+
+    def _match(self, message: Message, want: dict[str, Any]) -> None:
+        assert message.peer is not None
+        own = message.content()
+        if want["count"] != own["count"] or want["dtype"] != own["dtype"]:
+            communicator = self._communicator
+            self._leaving.setdefault(message.peer, deque()).append(message)
+            raise Mismatch(
+                f"{communicator.label(communicator.rank)} sends {own['count']} × {own['dtype']}, "
+                f"but {communicator.label(message.peer)} receives {want['count']} × "
+                f"{want['dtype']} (tag {message.tag})",
+                rank=message.peer,
+                node=communicator.nodes[message.peer],
+                operation="send",
+            )
+        message.identifier = want["identifier"]
+        self._leaving.setdefault(message.peer, deque()).append(message)
+
+    # -- driving ------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Move what can be moved; whether anything moved."""
+        moved = False
+        for peer in list(self._leaving):
+            outlet = self.outlets.get(peer)
+            if outlet is not None:
+                try:
+                    moved |= self._send_to(peer, outlet)
+                except EndOfLink as end:
+                    raise LinkLost(peer, str(end)) from None
+        if self._receives:
+            for peer, inlet in self.inlets.items():
+                try:
+                    moved |= self._receive_from(peer, inlet)
+                except EndOfLink as end:
+                    if any(message.peer == peer for message in self._receives.values()):
+                        raise LinkLost(peer, str(end)) from None
+        return moved
+
+    def _send_to(self, peer: int, outlet: Outlet) -> bool:
+        moved = False
+        messages = self._leaving[peer]
+        while messages:
+            moved |= messages[0].send(outlet)
+            if not messages[0].complete:
+                return moved
+            messages.popleft().finish()
+        del self._leaving[peer]
+        return moved
+
+    def _receive_from(self, peer: int, inlet: Inlet) -> bool:
+        moved = False
+        while self._receives:
+            header = inlet.header()
+            if header is None:
+                return moved
+            message = self._receives.get(header.sequence)
+            if message is None or message.peer != peer or header.offset != message.place:
+                raise ProtocolError(
+                    f"{self._communicator.label(peer)} sent message {header.sequence} at "
+                    f"{header.offset}, which nobody waits for",
+                    rank=peer,
+                )
+            if not message.receive(inlet):
+                return moved
+            moved = True
+            if message.complete:
+                del self._receives[header.sequence]
+                message.finish()
+        return moved
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _pending(self) -> list[Message]:
+        pending = list(self._receives.values())
+        for queues in (self._sends.values(), self._any.values(), self._leaving.values()):
+            for messages in queues:
+                pending.extend(messages)
+        return pending
+
+    def deadline(self) -> float | None:
+        """The earliest deadline of a send or receive that is not finished."""
+        return min((message.deadline for message in self._pending()), default=None)
+
+    def expire(self, now: float) -> None:
+        """Raise for the first send or receive that is overdue."""
+        for message in self._pending():
+            if now >= message.deadline:
+                peer = message.peer
+                raise DeadlineExceeded(
+                    f"{message.kind} ({message.phase()}) did not finish within "
+                    f"{message.timeout:g} s: the other side has not called its "
+                    f"{'recv' if message.kind == 'send' else 'send'}, or does not answer",
+                    rank=peer,
+                    node=self._communicator.nodes[peer] if peer is not None else None,
+                    operation=message.kind,
+                )
+
+    def _peer_gone(self, message: Message) -> None:
+        assert message.peer is not None
+        raise PeerLost(
+            f"{self._communicator.label(message.peer)} left the group in order, but "
+            f"{message.kind} ({message.phase()}) needs it",
+            rank=message.peer,
+            node=self._communicator.nodes[message.peer],
+            operation=message.kind,
+        )
+
+    def peer_left(self, peer: int) -> None:
+        """`peer` left in order: nothing that is not matched yet will be."""
+        for (other, _), messages in self._sends.items():
+            if other == peer and messages:
+                self._peer_gone(messages[0])
+        # what a receive waits for may still be in the socket; its end is seen there
+
+    def fail(self, error: BaseException) -> None:
+        """End everything with `error`."""
+        pending = self._pending()
+        self._receives.clear()
+        self._leaving.clear()
+        self._sends.clear()
+        self._any.clear()
+        for message in pending:
+            message.finish(error)

@@ -1,0 +1,202 @@
+"""Reduction operations and dtype rules, and how a tensor becomes memory that the engine can use.
+
+The rules: sixteen-bit floats are folded in float32 and cast back once, at the end; a mean divides
+before that cast; NaN propagates through min and max; bool stays bool (sum is *or*, product is
+*and*); integers keep their type and have no mean; strided tensors go through a contiguous copy,
+their neighbours untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from collective.errors import Refused
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Fold = Callable[[Array, Array, Array], object]
+
+
+class ReduceOp(str, Enum):
+    """How the values of the ranks are combined."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+    @classmethod
+    def of(cls, value: ReduceOp | str) -> ReduceOp:
+        """The operation of that name; `avg` and `prod` are accepted as torch's spellings."""
+        try:
+            return cls({"avg": "mean", "prod": "product"}.get(str(value), value))
+        except ValueError:
+            names = ", ".join(op.value for op in cls)
+            raise Refused(f"unknown reduction {value!r}; there are {names}") from None
+
+
+_FOLDS: dict[ReduceOp, Fold] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+_BOOL_FOLDS: dict[ReduceOp, Fold] = {
+    **_FOLDS,
+    ReduceOp.SUM: np.maximum,
+    ReduceOp.PRODUCT: np.minimum,
+}
+_BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_WIDENED = (torch.float16, torch.bfloat16)
+_INTEGERS = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+_FLOATS = (torch.float32, torch.float64, *_WIDENED)
+_COMPLEX = (torch.complex64, torch.complex128)
+
+
+def check_reduction(op: ReduceOp, dtype: torch.dtype) -> None:
+    """Refuse combinations that have no right answer.
+
+    Raises:
+        Refused: the mean of integers or bools, bit operations on floats, the order of complex
+            numbers, or a dtype without arithmetic here.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if dtype in _FLOATS:
+        if op in _BITS:
+            raise Refused(f"{op.value} is defined for integers and bool, not for {name}")
+    elif dtype in _INTEGERS or dtype is torch.bool:
+        if op is ReduceOp.MEAN:
+            raise Refused(
+                f"the mean of {name} is not an integer: reduce with sum and divide, "
+                "or convert to a float dtype first"
+            )
+    elif dtype in _COMPLEX:
+        if op not in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT):
+            raise Refused(f"{op.value} is not defined for {name}: complex numbers have no order")
+    else:
+        raise Refused(f"there is no reduction for {name}; convert to float32 first")
+
+
+def fold_of(op: ReduceOp, dtype: torch.dtype) -> Fold:
+    """The function `f(a, b, out)` that folds one array into another."""
+    return _BOOL_FOLDS[op] if dtype is torch.bool else _FOLDS[op]
+
+
+def check_tensor(tensor: torch.Tensor, role: str, *, written: bool) -> None:
+    """Refuse tensors that have no memory of their own to read or write.
+
+    Raises:
+        Refused: not a dense tensor, on a device without data, or (where it is written) one whose
+            elements share memory, such as an expanded tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise Refused(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise Refused(f"{role} is {tensor.layout}; make it dense with .to_dense() first")
+    if tensor.is_quantized or tensor.device.type not in ("cpu", "cuda"):
+        raise Refused(
+            f"{role} is on {tensor.device}; only dense cpu and cuda tensors are supported"
+        )
+    if written and not tensor.is_contiguous() and _overlaps(tensor):
+        raise Refused(
+            f"{role} of shape {list(tensor.shape)} and strides {list(tensor.stride())} has elements "
+            "that share memory, so it cannot hold a result; use .contiguous() or .clone()"
+        )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return False
+        if size == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def host_array(tensor: torch.Tensor) -> Array:
+    """The elements of a contiguous cpu tensor as a flat array that shares its memory.
+
+    Sixteen-bit bfloat and other types without a numpy counterpart come as unsigned integers.
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.is_conj():
+        flat = flat.resolve_conj()
+    if flat.is_neg():
+        flat = flat.resolve_neg()
+    if flat.dtype is torch.bool:
+        return flat.view(torch.uint8).numpy()
+    try:
+        return flat.numpy()
+    except TypeError:
+        unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+        return flat.view(unsigned[flat.element_size()]).numpy()
+
+
+class Buffer:
+    """A tensor as flat host memory for one operation, and the way back.
+
+    Attributes:
+        array: one dimension, the working dtype (float32 for sixteen-bit floats that are reduced).
+    """
+
+    __slots__ = ("_shared", "array", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, *, widen: bool = False, private: bool = False) -> None:
+        """Make `tensor` available: its own memory where that will do, else a copy.
+
+        Args:
+            tensor: what is sent or received.
+            widen: fold sixteen-bit floats in float32.
+            private: never work in the tensor's own memory.
+        """
+        self.tensor = tensor
+        source = tensor.detach()
+        if widen and source.dtype in _WIDENED:
+            source = source.to(device="cpu", dtype=torch.float32)
+        elif source.device.type != "cpu":
+            source = source.cpu()
+        self._shared = False
+        if not source.is_contiguous():
+            source = source.contiguous()
+        elif source.data_ptr() == tensor.data_ptr():
+            if private:
+                source = source.clone()
+            else:
+                self._shared = not (source.is_conj() or source.is_neg())
+        self.array = host_array(source)
+
+    def commit(self) -> None:
+        """Write the array back into the tensor, cast once, where it is not the tensor's own memory."""
+        if self._shared:
+            return
+        target = self.tensor.detach()
+        result = torch.from_numpy(self.array).reshape(target.shape)
+        if result.dtype != target.dtype and target.dtype not in _WIDENED:
+            result = result.view(target.dtype)  # bool and types without a numpy counterpart
+        elif target.dtype is torch.bfloat16 and result.dtype is torch.uint16:
+            result = result.view(torch.bfloat16)
+        target.copy_(result)
+
+
+def divide(array: Array, count: int) -> None:
+    """Turn a sum into the mean of `count` contributions, in place."""
+    np.divide(array, count, out=array)

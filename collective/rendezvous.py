@@ -1,0 +1,328 @@
+"""How ranks find each other: static addresses, a job's plan, or the control plane by hand.
+
+Each way ends in `assemble`: the members with their addresses, a secret, and who accepts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from collective.addresses import parse_address
+from collective.agent_channel import AgentChannel
+from collective.errors import RendezvousFailed
+from collective.group import DEFAULT_TIMEOUT, Group
+from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.messages import Plan
+from collective.world import MemoryHall, MemoryWorld, Peer, World
+
+#: the default group's name
+DEFAULT_GROUP = "default"
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    addresses: Sequence[str] | None = None,
+    secret: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    group: str | None = None,
+    node: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    strategy: str | None = None,
+) -> Group:
+    """The group of all ranks, made in the first of these ways that its arguments allow.
+
+    - ``init(rank, world_size, addresses=["10.0.0.1:9000", …], secret=…)``: every rank listens at
+      its own address and dials the others; nothing else is needed.
+    - ``init(url=…, token=…, group="name", world_size=n)``: ranks meet through a control plane;
+      the ranks are given in the order of arrival unless ``rank`` is given.  ``UNISONO_URL``,
+      ``UNISONO_TOKEN`` or ``UNISONO_TOKEN_FILE``, ``UNISONO_GROUP`` and ``WORLD_SIZE`` stand in.
+    - ``init()`` in a job: the plan comes from the node's agent.
+
+    Args:
+        rank, world_size: this rank and the number of ranks.
+        addresses: ``host:port`` of each rank, in order.
+        secret: known to all ranks of the group and to nobody else.
+        url, token, group: the control plane, a token of role operator or node, a meeting's name.
+        node: this machine's name in messages; the host name by default.
+        timeout: seconds for connecting, and for each operation that names no other.
+        strategy: ``auto`` or a strategy; ``UNISONO_STRATEGY`` by default.
+
+    Raises:
+        ValueError: arguments that do not belong together.
+        RendezvousFailed: someone did not come, cannot be reached, or refused the secret.
+    """
+    strategy = strategy or os.environ.get("UNISONO_STRATEGY") or "auto"
+    node = node or os.environ.get("UNISONO_NODE") or socket.gethostname()
+    if addresses is not None:
+        if rank is None or secret is None:
+            raise ValueError("static addresses need rank and secret as well")
+        if world_size not in (None, len(addresses)):
+            raise ValueError(
+                f"world_size is {world_size}, but there are {len(addresses)} addresses"
+            )
+        return _static(rank, addresses, secret, node, timeout, strategy)
+    channel = None if url is not None else AgentChannel.from_environment()
+    if channel is not None:
+        return from_plan(channel, channel.plan(timeout), timeout=timeout, strategy=strategy)
+    url = url or os.environ.get("UNISONO_URL")
+    group = group or os.environ.get("UNISONO_GROUP")
+    size = world_size or int(os.environ.get("WORLD_SIZE", "0"))
+    if not url or not group or not size:
+        raise ValueError(
+            "outside a job, init() needs addresses=[…] with rank and secret, or url=…, group=… and "
+            "world_size=… (or UNISONO_URL, UNISONO_GROUP and WORLD_SIZE)"
+        )
+    meeting = Meeting(url, token or token_from_environment(), group, size, rank, node, timeout)
+    return meeting.group(timeout=timeout, strategy=strategy)
+
+
+def assemble(
+    rank: int,
+    peers: Sequence[Peer],
+    admission: Admission,
+    doorman: Doorman,
+    listener: Listener | None,
+    *,
+    timeout: float,
+    strategy: str,
+    name: str = DEFAULT_GROUP,
+) -> Group:
+    """The group of all `peers`, linked; takes over `doorman` and `listener`.
+
+    Raises:
+        RendezvousFailed: someone did not come or cannot be reached.
+    """
+    world = World(rank, peers, admission, doorman, listener)
+    try:
+        return Group(
+            world,
+            name,
+            range(len(peers)),
+            rank,
+            [peer.node for peer in peers],
+            epoch=admission.epoch,
+            timeout=timeout,
+            strategy=strategy,
+        )
+    except BaseException:
+        world.close()
+        raise
+
+
+def _static(
+    rank: int, addresses: Sequence[str], secret: str, node: str, timeout: float, strategy: str
+) -> Group:
+    parsed = []
+    for text in addresses:
+        host, port = parse_address(text)
+        if port is None:
+            raise ValueError(f"address {text!r} names no port; write HOST:PORT")
+        parsed.append((host, port))
+    if not 0 <= rank < len(parsed):
+        raise ValueError(f"rank is {rank}, but there are {len(parsed)} addresses")
+    admission = Admission("-", "-", 1, secret)
+    doorman = Doorman()
+    listener = Listener(admission, doorman, listen(*parsed[rank]))
+    peers = [Peer(node if i == rank else host, (at,)) for i, (host, at) in _named(parsed)]
+    return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy)
+
+
+def _named(parsed: Sequence[tuple[str, int]]) -> list[tuple[int, tuple[str, tuple[str, int]]]]:
+    return [(index, (host, (host, port))) for index, (host, port) in enumerate(parsed)]
+
+
+def from_plan(
+    channel: AgentChannel,
+    plan: Plan,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    strategy: str | None = None,
+) -> Group:
+    """The group of a job's attempt: agents accept for their ranks, at one port per node."""
+    rank = int(os.environ["RANK"])
+    hosts = {host.node: host for host in plan.hosts}
+    peers = []
+    for member in sorted(plan.members, key=lambda member: member.rank):
+        host = hosts[member.node]
+        peers.append(
+            Peer(member.node, tuple((address, host.data_port) for address in host.addresses))
+        )
+    admission = Admission(plan.job, plan.attempt, plan.epoch, plan.secret)
+    doorman = Doorman()
+    channel.on_link(doorman.deposit)
+    return assemble(
+        rank, peers, admission, doorman, None, timeout=timeout, strategy=strategy or plan.strategy
+    )
+
+
+class Meeting:
+    """A meeting of programs that were started by hand, arranged by the control plane."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        group: str,
+        world_size: int,
+        rank: int | None,
+        node: str,
+        timeout: float,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """Listen, announce this rank, and wait for the others.
+
+        Raises:
+            RendezvousFailed: the control plane cannot be reached or refuses, or not all came.
+        """
+        self._sockets = listen()
+        port = self._sockets[0].getsockname()[1]
+        try:
+            answer = _post(
+                f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
+                token,
+                {
+                    "world_size": world_size,
+                    "rank": rank,
+                    "addresses": own_addresses(url),
+                    "port": port,
+                    "node": node,
+                    "participant": secrets.token_hex(16),
+                    **(extra or {}),
+                },
+                timeout,
+            )
+        except BaseException:
+            for sock in self._sockets:
+                sock.close()
+            raise
+        self.rank = int(answer["rank"])
+        self.members: list[dict[str, Any]] = sorted(answer["members"], key=lambda m: int(m["rank"]))
+        self.secret = str(answer["secret"])
+        self.epoch = int(answer["epoch"])
+        self.strategy = str(answer.get("strategy") or "auto")
+        self.name = group
+
+    def group(self, *, timeout: float, strategy: str) -> Group:
+        """The group of all who met."""
+        admission = Admission(self.name, "-", self.epoch, self.secret)
+        doorman = Doorman()
+        listener = Listener(admission, doorman, self._sockets)
+        peers = [
+            Peer(str(m["node"]), tuple((str(a), int(m["port"])) for a in m["addresses"]))
+            for m in self.members
+        ]
+        chosen = strategy if strategy != "auto" else self.strategy
+        return assemble(
+            self.rank, peers, admission, doorman, listener, timeout=timeout, strategy=chosen
+        )
+
+
+def token_from_environment() -> str:
+    """The token that `UNISONO_TOKEN` holds or `UNISONO_TOKEN_FILE` names.
+
+    Raises:
+        ValueError: neither is set, or the file cannot be read.
+    """
+    token = os.environ.get("UNISONO_TOKEN")
+    if token:
+        return token.strip()
+    path = os.environ.get("UNISONO_TOKEN_FILE")
+    if not path:
+        raise ValueError("no token: set UNISONO_TOKEN_FILE to a file that holds one")
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"UNISONO_TOKEN_FILE names {path}: {error.strerror}") from None
+
+
+def own_addresses(url: str) -> list[str]:
+    """The address of this machine by which it reaches `url`, as others should dial it."""
+    given = os.environ.get("UNISONO_ADVERTISE")
+    if given:
+        return [given]
+    host, port = parse_address(url.partition("://")[2].partition("/")[0], default_port=8700)
+    return [address_towards(host, port or 8700)]
+
+
+def address_towards(host: str, port: int) -> str:
+    """The own address that packets to `host` carry.
+
+    Raises:
+        RendezvousFailed: the name does not resolve, or no route leads there.
+    """
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(target)  # a datagram socket: chooses the route, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RendezvousFailed(f"no way to {host}:{port}: {error}") from error
+
+
+def _post(url: str, token: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        try:
+            detail = json.load(error).get("detail", "")
+        except ValueError:
+            detail = error.reason
+        raise RendezvousFailed(f"the control plane refused ({error.code}): {detail}") from None
+    except OSError as error:
+        raise RendezvousFailed(f"cannot reach the control plane at {url}: {error}") from error
+
+
+def local_group(
+    size: int, *, timeout: float = DEFAULT_TIMEOUT, strategy: str = "auto"
+) -> list[Group]:
+    """One group of `size` ranks for `size` threads of this process, linked through memory.
+
+    Args:
+        size: number of ranks.
+        timeout: seconds for each operation that names no other.
+        strategy: ``auto`` or a strategy.
+
+    Returns:
+        One `Group` per rank; each is for a thread of its own, since calls wait for each other.
+    """
+    if size < 1:
+        raise ValueError(f"a group has at least one rank, not {size}")
+    hall = MemoryHall(size)
+    groups: list[Group | None] = [None] * size
+
+    def make(rank: int) -> None:
+        world = MemoryWorld(rank, hall)
+        groups[rank] = Group(
+            world, DEFAULT_GROUP, range(size), rank, ["here"] * size,
+            timeout=timeout, strategy=strategy,
+        )  # fmt: skip
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    made = [group for group in groups if group is not None]
+    if len(made) != size:
+        raise RendezvousFailed("a rank of the local group could not be made")
+    return made

@@ -1,0 +1,267 @@
+"""A collective in progress: a compiled program over this call's memory and the group's links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collective.descriptor import Descriptor
+from collective.errors import ProtocolError
+from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
+from collective.links.wire import FrameKind, Header
+from collective.operation import LinkLost, Operation
+from collective.program import Part, Program
+from collective.reduction import Array, Fold
+
+if TYPE_CHECKING:
+    from collective.communicator import Communicator
+
+
+class _OutLane:
+    """What this rank sends to one peer, in order."""
+
+    __slots__ = ("flying", "link", "offset", "parts", "peer", "place", "segment")
+
+    def __init__(self, peer: int, link: Outlet, parts: list[Part]) -> None:
+        self.peer = peer
+        self.link = link
+        self.parts = parts
+        self.place = 0
+        self.segment = 0
+        self.offset = 0
+        self.flying = False
+
+
+class _InLane:
+    """What this rank receives from one peer, in order."""
+
+    __slots__ = ("direct", "heard", "link", "offset", "parts", "peer", "place", "read", "room",
+                 "segment", "view")  # fmt: skip
+
+    def __init__(self, peer: int, link: Inlet, parts: list[Part]) -> None:
+        self.peer = peer
+        self.link = link
+        self.parts = parts
+        self.place = 0
+        self.segment = 0
+        self.offset = 0
+        self.heard = False
+        #: where the current segment's bytes go; None before its header was read
+        self.view: memoryview | None = None
+        self.room: Array | None = None
+        self.direct = False
+        self.read = False
+
+
+class CollectiveOperation(Operation):
+    """Runs a program as dataflow: a segment leaves when what it reads is final, and lands when
+    nothing still reads its place."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        descriptor: Descriptor,
+        timeout: float,
+        program: Program,
+        buffers: Sequence[Array],
+        fold: Fold | None,
+    ) -> None:
+        super().__init__(communicator, descriptor, timeout)
+        self._program = program
+        self._arrays = buffers
+        self._views = [memoryview(array).cast("B") if array.size else memoryview(b"")
+                       for array in buffers]  # fmt: skip
+        self._itemsizes = [array.itemsize for array in buffers]
+        self._fold = fold
+        self._left = [0] * len(program.sends)
+        self._landed = [0] * len(program.receives)
+        sends, receives = program.sends, program.receives
+        self._out = [
+            _OutLane(peer, communicator.outlets[peer], [sends[index] for index in order])
+            for peer, order in program.outgoing.items()
+        ]
+        self._in = [
+            _InLane(peer, communicator.inlets[peer], [receives[index] for index in order])
+            for peer, order in program.incoming.items()
+        ]
+        self._open = len(self._out) + len(self._in)
+        self._unheard = len(self._in)
+
+    @property
+    def complete(self) -> bool:
+        return not self._open
+
+    def missing(self) -> list[int]:
+        waiting = [lane.peer for lane in self._in if lane.place < len(lane.parts)]
+        return waiting or [lane.peer for lane in self._out if lane.place < len(lane.parts)]
+
+    def phase(self) -> str:
+        for lane in (*self._in, *self._out):
+            if lane.place < len(lane.parts):
+                part = lane.parts[lane.place]
+                return f"{part.phase or 'data'}, step {part.step}"
+        return "done"
+
+    def advance(self) -> bool:
+        moved = False
+        # what came in first: it makes sends ready, and empties the peers' sockets
+        for lane in self._in:
+            if lane.place < len(lane.parts):
+                try:
+                    moved |= self._receive(lane)
+                except EndOfLink as end:
+                    raise LinkLost(lane.peer, str(end)) from None
+        for out in self._out:
+            if out.place < len(out.parts):
+                try:
+                    moved |= self._send(out)
+                except EndOfLink as end:
+                    raise LinkLost(out.peer, str(end)) from None
+        return moved
+
+    # -- sending ----------------------------------------------------------------------------
+
+    def _may_leave(self, part: Part, segment: int) -> bool:
+        if part.after >= 0 and self._landed[part.after] <= segment:
+            return False
+        if part.after_all:
+            receives, landed = self._program.receives, self._landed
+            return all(landed[index] == len(receives[index].segments) for index in part.after_all)
+        return True
+
+    def _send(self, lane: _OutLane) -> bool:
+        link = lane.link
+        moved = False
+        while True:
+            part = lane.parts[lane.place]
+            if not lane.flying:
+                if not self._may_leave(part, lane.segment):
+                    return moved
+                if not link.idle and not link.flush():
+                    return moved  # the rest of a frame of an operation that was refused
+                start, stop = part.segments[lane.segment]
+                size = 0
+                payload = None
+                if stop > start:
+                    width = self._itemsizes[part.buffer]
+                    payload = self._views[part.buffer][start * width : stop * width]
+                    size = len(payload)
+                first = lane.place == 0 and lane.segment == 0
+                head = frame_head(
+                    FrameKind.DATA,
+                    self.communicator.epoch,
+                    self.sequence,
+                    lane.offset,
+                    size,
+                    self.descriptor.checksum,
+                    self.descriptor.data if first else b"",
+                )
+                lane.offset += size
+                self.sent += size + len(head)
+                lane.flying = True
+                gone = link.begin(head, payload)
+            else:
+                gone = link.flush()
+            if not gone:
+                return moved
+            moved = True
+            lane.flying = False
+            self._left[part.index] += 1
+            lane.segment += 1
+            if lane.segment == len(part.segments):
+                lane.segment = 0
+                lane.place += 1
+                if lane.place == len(lane.parts):
+                    self._open -= 1
+                    return True
+
+    # -- receiving --------------------------------------------------------------------------
+
+    def _may_land(self, part: Part, segment: int) -> bool:
+        if part.after >= 0 and self._landed[part.after] <= segment:
+            return False
+        left = self._left
+        return all(left[index] > segment for index in part.after_sends)
+
+    def _receive(self, lane: _InLane) -> bool:
+        link = lane.link
+        moved = False
+        while True:
+            part = lane.parts[lane.place]
+            start, stop = part.segments[lane.segment]
+            if lane.view is None:
+                header = link.header()
+                if header is None:
+                    return moved
+                moved = True
+                if header.sequence != self.sequence or header.checksum != self.descriptor.checksum:
+                    if self.communicator.strange_frame(self, lane.peer, link, header):
+                        continue
+                    return moved
+                self._check(lane, header, start, stop)
+                if stop == start:
+                    lane.view = memoryview(b"")
+                    lane.direct = True
+                else:
+                    width = self._itemsizes[part.buffer]
+                    lane.direct = not part.fold and self._may_land(part, lane.segment)
+                    if lane.direct:
+                        lane.view = self._views[part.buffer][start * width : stop * width]
+                    else:
+                        lane.room = self.communicator.engine.take_room()
+                        lane.view = memoryview(lane.room)[: (stop - start) * width]
+                lane.read = False
+            if not lane.read:
+                if not link.read_into(lane.view):
+                    return moved
+                lane.read = moved = True
+            if not lane.direct:
+                if not self._may_land(part, lane.segment):
+                    return moved
+                assert lane.room is not None
+                array = self._arrays[part.buffer]
+                width = array.itemsize
+                target = array[start:stop]
+                source = lane.room[: (stop - start) * width].view(array.dtype)
+                if part.fold:
+                    assert self._fold is not None
+                    self._fold(target, source, target)
+                else:
+                    target[:] = source
+                self.communicator.engine.give_room(lane.room)
+                lane.room = None
+            lane.view = None
+            lane.offset += (stop - start) * self._itemsizes[part.buffer] if stop > start else 0
+            self._landed[part.index] += 1
+            moved = True
+            lane.segment += 1
+            if lane.segment == len(part.segments):
+                lane.segment = 0
+                lane.place += 1
+                if lane.place == len(lane.parts):
+                    self._open -= 1
+                    return True
+
+    def _check(self, lane: _InLane, header: Header, start: int, stop: int) -> None:
+        if not lane.heard:
+            lane.heard = True
+            self.communicator.saw(lane.peer, self.sequence)
+            self._unheard -= 1
+            if not self._unheard:
+                self.heard = time.monotonic()
+        part = lane.parts[lane.place]
+        size = (stop - start) * self._itemsizes[part.buffer] if stop > start else 0
+        if header.kind != FrameKind.DATA or header.length != size or header.offset != lane.offset:
+            raise ProtocolError(
+                f"rank {lane.peer} sent {header.length} bytes at {header.offset}, "
+                f"expected were {size} at {lane.offset}",
+                rank=lane.peer,
+            )
+
+    def release(self) -> None:
+        """Give scratch memory back; for an operation that ends early."""
+        for lane in self._in:
+            if lane.room is not None:
+                self.communicator.engine.give_room(lane.room)
+                lane.room = None

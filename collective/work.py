@@ -1,0 +1,120 @@
+"""What a call returns: a handle to an operation that may still be under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from collective.operation import Operation
+
+if TYPE_CHECKING:
+    from collective.group import Group
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When an operation happened, in monotonic seconds, and what it moved.
+
+    Attributes:
+        issued: the call.
+        started: nothing was ahead of it any more.
+        done: its result was final.
+        waited: seconds from `started` until the last peer that sends to this rank had arrived.
+        sent: bytes given to links, headers included.
+    """
+
+    issued: float
+    started: float
+    done: float
+    waited: float
+    sent: int
+
+
+class Work:
+    """A handle to one operation.
+
+    Attributes:
+        name: the operation, such as ``all_reduce``.
+        bytes: size of the tensor in memory.
+        asynchronous: the caller did not wait in the call.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        name: str,
+        operation: Operation | None,
+        result: torch.Tensor | list[torch.Tensor] | None,
+        nbytes: int,
+        asynchronous: bool,
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.bytes = nbytes
+        self.asynchronous = asynchronous
+        self._operation = operation
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the result is final.
+
+        Returns:
+            False when `timeout` seconds passed before; the operation goes on.
+
+        Raises:
+            CollectiveError: the operation failed.
+        """
+        operation = self._operation
+        if operation is None:
+            return True
+        if not operation.join(timeout):
+            return False
+        operation.raise_error()
+        return True
+
+    def resolve(self) -> torch.Tensor | list[torch.Tensor] | None:
+        """Wait, and return the result."""
+        self.wait()
+        return self._result
+
+    def result(self) -> torch.Tensor | list[torch.Tensor] | None:
+        """The result; the same as `resolve`."""
+        return self.resolve()
+
+    def done(self) -> bool:
+        """Whether the operation is finished, well or not."""
+        return self._operation is None or self._operation.finished
+
+    def exception(self) -> BaseException | None:
+        """What ended a finished operation, or None."""
+        return self._operation.error if self._operation is not None else None
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+        """Call `callback(work)` once the operation is finished, on a thread where it may block."""
+        if self._operation is None:
+            callback(self)
+        else:
+            self._operation.on_finish(lambda: callback(self))
+
+    @property
+    def source_rank(self) -> int:
+        """Of a receive: the rank that sent; −1 for other operations."""
+        peer = getattr(self._operation, "peer", None)
+        return -1 if peer is None else int(peer)
+
+    @property
+    def timing(self) -> Timing:
+        """Times and bytes of a finished operation."""
+        operation = self._operation
+        if operation is None:
+            return Timing(0.0, 0.0, 0.0, 0.0, 0)
+        waited = max(0.0, operation.heard - operation.started) if operation.heard else 0.0
+        return Timing(
+            operation.issued, operation.started, operation.done_at, waited, operation.sent
+        )
+
+
+CollectiveTensor = Work

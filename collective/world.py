@@ -1,0 +1,331 @@
+"""A process among the ranks of one job and epoch: how its groups get their links."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from collective.communicator import Communicator
+from collective.engine import Engine
+from collective.errors import RendezvousFailed
+from collective.links.endpoint import MemoryEndpoint, SocketEndpoint, memory_pair
+from collective.links.link import EndOfLink, Inlet, Outlet
+from collective.links.listener import Admission, Doorman, Listener, dial
+from collective.links.wire import FrameKind
+from collective.messages import LinkRequest
+
+#: seconds that a rank which leaves waits for its peers to read what it sent
+LINGER = 2.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank of the world: its node's name and where it, or its agent, listens."""
+
+    node: str
+    addresses: tuple[tuple[str, int], ...]
+
+
+class Wiring(Protocol):
+    """How the groups of a rank get their links; one for sockets and one for memory."""
+
+    engine: Engine
+
+    def connect(
+        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+    ) -> Communicator:
+        """Make a group's links; `ranks` are ranks of the world, this one among them."""
+
+    def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
+        """Make the link on which `peer` sends this rank point-to-point messages."""
+
+    def forget(self, name: str) -> None:
+        """The group of that name is closed."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class World:
+    """WebSocket links between processes."""
+
+    def __init__(
+        self,
+        rank: int,
+        peers: Sequence[Peer],
+        admission: Admission,
+        doorman: Doorman,
+        listener: Listener | None,
+    ) -> None:
+        """Take over `doorman` and `listener`; without a listener, an agent accepts for this rank."""
+        self.rank = rank
+        self.peers = tuple(peers)
+        self.engine = Engine()
+        self._admission = admission
+        self._doorman = doorman
+        self._listener = listener
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._dialled: set[tuple[str, int]] = set()
+        self._dialling = threading.Lock()
+        self._lost_after = 600.0
+        _worlds.add(self)
+
+    def _request(self, name: str, ranks: Sequence[int], peer: int, channel: str) -> LinkRequest:
+        return LinkRequest(
+            job=self._admission.job,
+            attempt=self._admission.attempt,
+            group=name,
+            epoch=self._admission.epoch,
+            dialler=list(ranks).index(self.rank),
+            target=peer,
+            channel=channel,
+        )
+
+    def connect(
+        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+    ) -> Communicator:
+        """Dial every member, and wait for every member to dial.
+
+        Raises:
+            RendezvousFailed: someone could not be reached, or did not come, within `timeout`.
+        """
+        deadline = time.monotonic() + timeout
+        ranks = tuple(ranks)
+        me = ranks.index(self.rank)
+        size = len(ranks)
+        labels = [f"rank {i} on node {self.peers[rank].node}" for i, rank in enumerate(ranks)]
+        self._ranks[name] = ranks
+        self._lost_after = max(timeout, 60.0)
+        others = [(me + step) % size for step in range(1, size)]
+        inlets: dict[int, Inlet] = {}
+        outlets: dict[int, Outlet] = {}
+        opened: list[socket.socket] = []
+        try:
+            for peer in others:
+                sock = dial(
+                    self.peers[ranks[peer]].addresses,
+                    self._request(name, ranks, peer, "collective"),
+                    self._admission.secret,
+                    deadline,
+                    labels[peer],
+                )
+                opened.append(sock)
+                inlet = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
+                inlet.say(FrameKind.HELLO, self._admission.epoch)
+                inlets[peer] = inlet
+            claimed = self._doorman.claim(name, others, deadline, labels)
+            for peer, (sock, unread) in claimed.items():
+                opened.append(sock)
+                outlets[peer] = Outlet(SocketEndpoint(sock, lost_after=self._lost_after), unread)
+            self._await_greetings(outlets, deadline, labels)
+        except (EndOfLink, RendezvousFailed) as error:
+            for sock in opened:
+                sock.close()
+            self._doorman.forget(name)
+            if isinstance(error, EndOfLink):
+                raise RendezvousFailed(f"group {name}: a link broke at once: {error}") from error
+            raise
+        communicator = Communicator(
+            self.engine,
+            name=name,
+            rank=me,
+            size=size,
+            epoch=self._admission.epoch,
+            nodes=[self.peers[rank].node for rank in ranks],
+            outlets=outlets,
+            inlets=inlets,
+            stall=stall,
+        )
+        self.engine.add(communicator)
+
+        def take_message_link(peer: int, sock: socket.socket, unread: bytes) -> None:
+            endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
+            self.engine.add_message_link(communicator, peer, Outlet(endpoint, unread))
+
+        self._doorman.forward_messages(name, take_message_link)
+        return communicator
+
+    def _await_greetings(
+        self, outlets: dict[int, Outlet], deadline: float, labels: Sequence[str]
+    ) -> None:
+        poll = select.poll()
+        by_descriptor = {outlet.endpoint.fileno(): peer for peer, outlet in outlets.items()}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        waiting = set(outlets)
+        while True:
+            for peer in list(waiting):
+                outlet = outlets[peer]
+                outlet.readable = True
+                outlet.control()
+                if outlet.greeted:
+                    waiting.discard(peer)
+                    poll.unregister(outlet.endpoint.fileno())
+            if not waiting:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                peer = min(waiting)
+                raise RendezvousFailed(f"{labels[peer]} connected but said nothing", rank=peer)
+            poll.poll(left * 1000)
+
+    def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
+        name = communicator.name
+        with self._dialling:
+            if (name, peer) in self._dialled:
+                return
+            ranks = self._ranks[name]
+            sock = dial(
+                self.peers[ranks[peer]].addresses,
+                self._request(name, ranks, peer, "p2p"),
+                self._admission.secret,
+                time.monotonic() + timeout,
+                communicator.label(peer),
+            )
+            inlet = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
+            self.engine.add_message_link(communicator, peer, inlet)
+            self._dialled.add((name, peer))
+
+    def forget(self, name: str) -> None:
+        self._doorman.forget(name)
+        self._dialled = {entry for entry in self._dialled if entry[0] != name}
+
+    def close(self) -> None:
+        """Stop listening and driving; groups must have been closed."""
+        if self._listener is not None:
+            self._listener.close()
+        self._doorman.close()
+        self.engine.close()
+        _worlds.discard(self)
+
+    def _abandon(self) -> None:
+        if self._listener is not None:
+            self._listener.abandon()
+
+
+class MemoryHall:
+    """Where the threads of one process find the ends of the links between them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._ends: dict[tuple[str, str, int, int], MemoryEndpoint] = {}
+
+    def end(self, group: str, channel: str, source: int, target: int, mine: int) -> MemoryEndpoint:
+        """The end of the link `source` → `target` that rank `mine` holds."""
+        with self._lock:
+            key = (group, channel, source, target)
+            found = self._ends.pop(key, None)
+            if found is not None:
+                return found
+            first, second = memory_pair()
+            self._ends[key] = second
+            return first
+
+
+class MemoryWorld:
+    """Memory links between threads of one process."""
+
+    def __init__(self, rank: int, hall: MemoryHall) -> None:
+        self.rank = rank
+        self.engine = Engine()
+        self._hall = hall
+        self._members: dict[str, tuple[int, ...]] = {}
+
+    def connect(
+        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+    ) -> Communicator:
+        ranks = tuple(ranks)
+        me = ranks.index(self.rank)
+        others = [peer for peer in range(len(ranks)) if peer != me]
+        outlets, inlets = self._links(name, "collective", me, others)
+        communicator = Communicator(
+            self.engine,
+            name=name,
+            rank=me,
+            size=len(ranks),
+            epoch=1,
+            nodes=["here"] * len(ranks),
+            outlets=outlets,
+            inlets=inlets,
+            stall=stall,
+        )
+        self.engine.add(communicator)
+        out, into = self._links(name, "p2p", me, others)
+        for peer in others:
+            self.engine.add_message_link(communicator, peer, out[peer])
+            self.engine.add_message_link(communicator, peer, into[peer])
+        return communicator
+
+    def _links(
+        self, name: str, channel: str, me: int, others: Sequence[int]
+    ) -> tuple[dict[int, Outlet], dict[int, Inlet]]:
+        end = self._hall.end
+        outlets = {peer: Outlet(end(name, channel, me, peer, me)) for peer in others}
+        inlets = {peer: Inlet(end(name, channel, peer, me, me)) for peer in others}
+        return outlets, inlets
+
+    def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
+        """Nothing to do: memory links for messages are made with the group."""
+
+    def forget(self, name: str) -> None:
+        """Nothing to do: nobody can dial memory."""
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def part(communicator: Communicator, links: Sequence[Outlet | Inlet], linger: float) -> None:
+    """Leave in order: say so, end every link, and read on until the peers have ended theirs.
+
+    A socket that is closed with unread input resets its connection, and the peer would lose what
+    it has not read yet; hence the reading, for at most `linger` seconds.
+    """
+    for inlet in communicator.inlets.values():
+        try:
+            inlet.say(FrameKind.LEFT, communicator.epoch, communicator.completed)
+        except EndOfLink:
+            continue  # that peer is gone already
+    for link in links:
+        link.end()
+    room = memoryview(bytearray(64 << 10))
+    open_links = {link.endpoint.fileno(): link for link in links}
+    poll = select.poll()
+    for descriptor in open_links:
+        poll.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + linger
+    while open_links:
+        for descriptor, link in list(open_links.items()):
+            try:
+                while link.endpoint.recv_into(room):
+                    pass
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass  # reset: the peer is gone, nothing of ours can be lost any more
+            poll.unregister(descriptor)
+            del open_links[descriptor]
+        left = deadline - time.monotonic()
+        if not open_links or left <= 0:
+            break
+        poll.poll(left * 1000)
+    for link in links:
+        link.endpoint.close()
+
+
+_worlds: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for world in list(_worlds):
+        world._abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
