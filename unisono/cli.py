@@ -6,8 +6,6 @@ fast and the control plane never meets torch.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -15,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from unisono import bench
 from unisono.commands import job, node, token
-from unisono.commands.console import EXIT_ERROR, fail, note, print_json
+from unisono.commands.console import EXIT_ERROR, note, print_json
 
 __all__ = ["app", "main"]
 
@@ -29,6 +28,7 @@ app = typer.Typer(
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -143,34 +143,6 @@ def doctor(
     if as_json:
         print_json(findings)
     raise typer.Exit(1 if bad else 0)
-
-
-class _Lazy(typer.core.TyperGroup):
-    """A group whose commands live in a module that needs torch: imported when first used."""
-
-    def _load(self) -> Any:
-        try:
-            module = importlib.import_module("unisono.bench")
-        except ModuleNotFoundError as error:
-            fail(f"`unisono bench` needs {error.name}: pip install 'unisono[worker]'")
-        return typer.main.get_command(module.app)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self._load().list_commands(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self._load().get_command(ctx, cmd_name)
-
-
-bench = typer.Typer(cls=_Lazy, help="Measure collectives beside other libraries.")
-
-
-@bench.callback()
-def _bench() -> None:
-    pass
-
-
-app.add_typer(bench, name="bench")
 
 
 def main() -> None:
