@@ -128,9 +128,11 @@ class LineCutter:
 
 def _character_end(data: bytearray, limit: int) -> int:
     """The largest size up to `limit` that does not cut a UTF-8 character in two."""
-    for size in range(limit, limit - 4, -1):
-        if size == len(data) or data[size] & 0xC0 != 0x80:
-            return size
+    for back in range(1, 4):
+        byte = data[limit - back]
+        if byte & 0xC0 != 0x80:  # the first byte of a character; its high bits tell its length
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return limit if back >= length else limit - back
     return limit
 
 

@@ -190,7 +190,7 @@ class RankProcess:
         self._flush(partial=True)
         reported = self._last_words(self.rank)
         stderr = self._tail.decode("utf-8", "replace")
-        message = None
+        message = self._ended_because
         if exit_code != 0:
             found = last_traceback(stderr) if exit_code is not None else None
             if found is not None and not reported:
@@ -205,7 +205,7 @@ class RankProcess:
                     )
                 )
             lines = [line for line in stderr.splitlines() if line.strip()]
-            message = self._ended_because or (lines[-1].strip()[:500] if lines else None)
+            message = message or (lines[-1].strip()[:500] if lines else None)
         self._state("exited", exit_code=exit_code, signal=number, message=message)
         self._on_exit(self.rank)
 

@@ -13,9 +13,11 @@ missing; then timings and metrics, which are counted; never an exit code.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from collective.messages import LogChunk, Spooled, decode, encode
 from worker.errors import LocalProblem
 
 __all__ = ["Spool"]
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
 #: shares of the bound that logs and timings may fill; the rest is for exit codes and failures
@@ -48,6 +52,9 @@ class Spool:
         #: attempt → its last entry's number
         self._attempts: dict[str, int] = {}
         self._closed = False
+        #: what must not be lost, while the disk is full: (kind, value, Unix time)
+        self._backlog: deque[tuple[str, Any, float]] = deque()
+        self.disk_full = False
         #: timings and metrics left out because the spool was full
         self.dropped = 0
         self._file = self._open()
@@ -55,25 +62,43 @@ class Spool:
     # -- writing
 
     def add(self, **part: Any) -> int | None:
-        """Append one entry, given as one part of `Spooled`; None if there was no room for it."""
+        """Append one entry, given as one part of `Spooled`.
+
+        Returns:
+            Its number, or None if it was left out, or has to wait for room on the disk.
+        """
         (kind, value), *others = part.items()
         assert not others, "a spool entry has exactly one part"
         with self._changed:
             if self._closed:
                 raise LocalProblem("the spool is closed")
+            self._write_backlog()
             size = sum(self._segments.values())
             if kind == "log":
-                key = (value.attempt, value.rank, value.stream)
-                missing = self._cut.pop(key, 0)
-                if size + len(value.text) > self._limit * LOG_SHARE:
-                    self._cut[key] = missing + value.cut + value.size
-                    return None
-                if missing:
-                    value = replace(value, cut=value.cut + missing)
-            elif kind in ("steps", "metrics") and size > self._limit * TIMING_SHARE:
-                self.dropped += 1
-                return None
-            return self._append(kind, value)
+                return self._add_log(value, size)
+            if kind in ("steps", "metrics"):
+                number = None
+                if size <= self._limit * TIMING_SHARE and not self._backlog:
+                    number = self._append(kind, value, time.time())
+                self.dropped += number is None
+                return number
+            self._backlog.append((kind, value, time.time()))
+            self._write_backlog()
+            return None if self._backlog else self._next - 1
+
+    def _add_log(self, chunk: LogChunk, size: int) -> int | None:
+        key = (chunk.attempt, chunk.rank, chunk.stream)
+        missing = self._cut.get(key, 0)
+        if missing:
+            chunk = replace(chunk, cut=chunk.cut + missing)
+        number = None
+        if size + chunk.size <= self._limit * LOG_SHARE and not self._backlog:
+            number = self._append("log", chunk, time.time())
+        if number is None:
+            self._cut[key] = chunk.cut + chunk.size
+        else:
+            self._cut.pop(key, None)
+        return number
 
     def close_stream(self, attempt: str, rank: int, stream: str, offset: int) -> None:
         """Mark a cut at the very end of a stream, where no chunk follows to carry the mark."""
@@ -89,17 +114,38 @@ class Spool:
                     size=0,
                     cut=missing,
                 )
-                self._append("log", chunk)
+                self._backlog.append(("log", chunk, time.time()))
+            self._write_backlog()
 
-    def _append(self, kind: str, value: Any) -> int:
+    def _write_backlog(self) -> None:
+        """Write what must not be lost and found no room on the disk before."""
+        while self._backlog:
+            if self._append(*self._backlog[0]) is None:
+                return
+            self._backlog.popleft()
+
+    def _append(self, kind: str, value: Any, at: float) -> int | None:
         number = self._next
-        entry = Spooled(number=number, at=time.time(), **{kind: value})
+        entry = Spooled(number=number, at=at, **{kind: value})
         line = f"{number}\t{encode(entry)}\n".encode("utf-8", "replace")
         first = next(reversed(self._segments))
-        if self._segments[first] + len(line) > SEGMENT_BYTES and self._segments[first]:
-            self._file = self._new_segment(number)
-            first = number
-        os.write(self._file, line)
+        try:
+            if self._segments[first] + len(line) > SEGMENT_BYTES and self._segments[first]:
+                self._file = self._new_segment(number)
+                first = number
+            written = os.write(self._file, line)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        else:
+            reason = "no space left"
+        if written != len(line):
+            if not self.disk_full:
+                logger.error("the spool %s takes nothing more: %s", self._folder, reason)
+            self.disk_full = True
+            if written:
+                os.ftruncate(self._file, self._segments[first])
+            return None
+        self.disk_full = False
         self._segments[first] += len(line)
         self._next = number + 1
         self._attempts[value.attempt] = number
@@ -145,12 +191,16 @@ class Spool:
                 self._file = self._new_segment(self._next)
                 self._path(firsts[-1]).unlink()
                 del self._segments[firsts[-1]]
+            if not self._closed:
+                self._write_backlog()
             self._changed.notify_all()
 
     def wait_acknowledged(self, timeout: float) -> bool:
         """Wait until everything is acknowledged; False when time was up before."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._acknowledged >= self._next - 1, timeout)
+            return self._changed.wait_for(
+                lambda: self._acknowledged >= self._next - 1 and not self._backlog, timeout
+            )
 
     # -- reading
 
@@ -234,9 +284,9 @@ class Spool:
         )
 
     def _new_segment(self, first: int) -> int:
-        if self._file >= 0:
-            os.close(self._file)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path(first), flags, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
         self._segments[first] = 0
         return descriptor
