@@ -187,7 +187,8 @@ class Group:
         members = [self.ranks[rank] for rank in ranks]
         if self.ranks[self.rank] not in members:
             raise ValueError(f"rank {self.rank} is not a member of the subgroup {list(ranks)}")
-        text = f"{name or 'sub'}/{','.join(map(str, members))}"
+        # begins like the group of all, by which links that an agent hands over are sorted
+        text = f"{self.name.partition('/')[0]}:{name or 'sub'}/{','.join(map(str, members))}"
         child = Group(
             self._wiring,
             text,

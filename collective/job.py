@@ -4,12 +4,57 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from collective.agent_channel import AgentChannel
+from collective.links.listener import Doorman
+from collective.messages import LinkRequest
 
-__all__ = ["Job", "current"]
+__all__ = ["Job", "Reception", "current"]
+
+#: connections that are kept for groups that this rank has not made yet
+MAX_EARLY = 4096
+
+
+class Reception:
+    """Sorts the connections that an agent hands over by the group of all ranks they belong to.
+
+    A peer may be ahead, and dial a group that this rank is yet to make.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._doormen: dict[str, Doorman] = {}
+        self._early: deque[tuple[LinkRequest, socket.socket, bytes]] = deque()
+
+    def deposit(self, request: LinkRequest, sock: socket.socket, unread: bytes) -> None:
+        """Take a connection."""
+        with self._lock:
+            doorman = self._doormen.get(_base(request.group))
+            if doorman is None:
+                self._early.append((request, sock, unread))
+                if len(self._early) > MAX_EARLY:
+                    self._early.popleft()[1].close()
+                return
+        doorman.deposit(request, sock, unread)
+
+    def doorman(self, name: str) -> Doorman:
+        """The doorman of the group of all ranks of that name, and of its subgroups."""
+        doorman = Doorman()
+        with self._lock:
+            self._doormen[name] = doorman
+            mine = [entry for entry in self._early if _base(entry[0].group) == name]
+            self._early = deque(entry for entry in self._early if _base(entry[0].group) != name)
+        for entry in mine:
+            doorman.deposit(*entry)
+        return doorman
+
+
+def _base(group: str) -> str:
+    return group.partition("/")[0].partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -21,6 +66,18 @@ class Job:
     rank: int
     node: str
     channel: AgentChannel
+    reception: Reception = field(default_factory=Reception)
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> str:
+        """A name that no group had before; all ranks make their groups in the same order.
+
+        The plan's secret and epoch last as long as the attempt, so a second group of all ranks
+        must not get links of the first.
+        """
+        with _lock:
+            number = self._names[name] = self._names.get(name, 0) + 1
+        return name if number == 1 else f"{name}.{number}"
 
 
 _lock = threading.Lock()
@@ -46,6 +103,7 @@ def current() -> Job | None:
                 node=os.environ.get("UNISONO_NODE", ""),
                 channel=channel,
             )
+            channel.on_link(_current.reception.deposit)
             # what was reported last must reach the agent; registered first, so that it runs last
             atexit.register(channel.close)
         return _current

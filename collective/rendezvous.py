@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from collective import job
 from collective.addresses import parse_address
-from collective.agent_channel import AgentChannel
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.links.listener import Admission, Doorman, Listener, listen
@@ -73,9 +73,9 @@ def init(
                 f"world_size is {world_size}, but there are {len(addresses)} addresses"
             )
         return _static(rank, addresses, secret, node, timeout, strategy)
-    channel = None if url is not None else AgentChannel.from_environment()
-    if channel is not None:
-        return from_plan(channel, channel.plan(timeout), timeout=timeout, strategy=strategy)
+    here = None if url is not None else job.current()
+    if here is not None:
+        return from_plan(here, here.channel.plan(timeout), timeout=timeout, strategy=strategy)
     url = url or os.environ.get("UNISONO_URL")
     group = group or os.environ.get("UNISONO_GROUP")
     size = world_size or int(os.environ.get("WORLD_SIZE", "0"))
@@ -144,14 +144,14 @@ def _named(parsed: Sequence[tuple[str, int]]) -> list[tuple[int, tuple[str, tupl
 
 
 def from_plan(
-    channel: AgentChannel,
+    here: job.Job,
     plan: Plan,
     *,
     timeout: float = DEFAULT_TIMEOUT,
     strategy: str | None = None,
+    name: str = DEFAULT_GROUP,
 ) -> Group:
     """The group of a job's attempt: agents accept for their ranks, at one port per node."""
-    rank = int(os.environ["RANK"])
     hosts = {host.node: host for host in plan.hosts}
     peers = []
     for member in sorted(plan.members, key=lambda member: member.rank):
@@ -160,11 +160,11 @@ def from_plan(
             Peer(member.node, tuple((address, host.data_port) for address in host.addresses))
         )
     admission = Admission(plan.job, plan.attempt, plan.epoch, plan.secret)
-    doorman = Doorman()
-    channel.on_link(doorman.deposit)
+    name = here.fresh(name)
     return assemble(
-        rank, peers, admission, doorman, None, timeout=timeout, strategy=strategy or plan.strategy
-    )
+        here.rank, peers, admission, here.reception.doorman(name), None,
+        timeout=timeout, strategy=strategy or plan.strategy, name=name,
+    )  # fmt: skip
 
 
 class Meeting:
@@ -179,7 +179,6 @@ class Meeting:
         rank: int | None,
         node: str,
         timeout: float,
-        extra: dict[str, Any] | None = None,
     ) -> None:
         """Listen, announce this rank, and wait for the others.
 
@@ -189,20 +188,7 @@ class Meeting:
         self._sockets = listen()
         port = self._sockets[0].getsockname()[1]
         try:
-            answer = _post(
-                f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
-                token,
-                {
-                    "world_size": world_size,
-                    "rank": rank,
-                    "addresses": own_addresses(url),
-                    "port": port,
-                    "node": node,
-                    "participant": secrets.token_hex(16),
-                    **(extra or {}),
-                },
-                timeout,
-            )
+            answer = announce(url, token, group, world_size, rank, node, port, timeout)
         except BaseException:
             for sock in self._sockets:
                 sock.close()
@@ -227,6 +213,39 @@ class Meeting:
         return assemble(
             self.rank, peers, admission, doorman, listener, timeout=timeout, strategy=chosen
         )
+
+
+def announce(
+    url: str,
+    token: str,
+    group: str,
+    world_size: int,
+    rank: int | None,
+    node: str,
+    port: int,
+    timeout: float,
+) -> dict[str, Any]:
+    """Say at the control plane that this rank has come and listens at `port`; wait for all.
+
+    Returns:
+        Its ``rank``, and ``epoch``, ``secret``, ``strategy`` and ``members`` of the meeting.
+
+    Raises:
+        RendezvousFailed: the control plane cannot be reached or refuses, or not all came.
+    """
+    return _post(
+        f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
+        token,
+        {
+            "world_size": world_size,
+            "rank": rank,
+            "addresses": own_addresses(url),
+            "port": port,
+            "node": node,
+            "participant": secrets.token_hex(16),
+        },
+        timeout,
+    )
 
 
 def token_from_environment() -> str:

@@ -61,11 +61,16 @@ _OUTSIDE = "outside"
 class Timing(Protocol):
     """When one collective was issued, began, and was done; a `collective.group.Work.timing`."""
 
-    issued: float
-    started: float | None
-    done: float | None
-    waited: float
-    sent: int
+    @property
+    def issued(self) -> float: ...
+    @property
+    def started(self) -> float | None: ...
+    @property
+    def done(self) -> float | None: ...
+    @property
+    def waited(self) -> float: ...
+    @property
+    def sent(self) -> int: ...
 
 
 @dataclass(slots=True)

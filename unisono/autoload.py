@@ -42,7 +42,9 @@ def register() -> None:
         register_rendezvous_handler("unisono", _meet)  # type: ignore[no-untyped-call]
         if os.environ.get("UNISONO_AGENT_SOCKET"):
             _watch_groups()
-            _watch_end()
+            # a program that the rank starts inherits this, and its end is not the rank's
+            if os.environ.setdefault("UNISONO_RANK_PID", str(os.getpid())) == str(os.getpid()):
+                _watch_end()
     except Exception:  # noqa: BLE001 - see the module's docstring
         print("unisono: could not register with torch:", file=sys.stderr)
         traceback.print_exc()

@@ -1,0 +1,402 @@
+"""The backend "unisono" of torch.distributed: torch's calls, carried out by a `collective.Group`.
+
+``dist.init_process_group("unisono")`` is enough; everything that is built on torch.distributed
+then works on it: DDP, FSDP, samplers, checkpoints, object collectives, subgroups.
+
+Synchronous calls and ``Work.wait`` raise this library's typed errors.  Inside a backward, where
+only C++ code listens, an error arrives as a ``RuntimeError`` that starts with the type's name;
+`UnisonoProcessGroup.error` keeps the typed one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from collective import timing_observer
+from collective.errors import Refused
+from collective.group import Group
+from collective.torch_identity import Identity
+from collective.torch_work import FailedWork, FinishedWork, LiveTiming, TorchWork, seconds
+from collective.work import Work
+
+Tensors = Sequence[torch.Tensor]
+
+_OPERATIONS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.PRODUCT, "product"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.BAND, "band"),
+    (dist.ReduceOp.BOR, "bor"),
+    (dist.ReduceOp.BXOR, "bxor"),
+)
+
+
+def create(options: Any, backend_options: Any) -> dist.ProcessGroup:
+    """Make the process group that torch asked for; torch calls it through `unisono.autoload`.
+
+    `backend_options` is ``pg_options`` of ``init_process_group``: None, a strategy's name, or a
+    mapping or object with a ``strategy``.  Inside a job whose engine is gloo or nccl the group
+    forwards to that library.
+    """
+    engine = os.environ.get("UNISONO_BACKEND", "unisono")
+    if engine in ("gloo", "nccl"):
+        from collective.torch_forward import create_forwarding
+
+        return create_forwarding(options, engine, shown_as="unisono")
+    if engine != "unisono":
+        raise ValueError(f"UNISONO_BACKEND is {engine!r}; it can be unisono, gloo or nccl")
+    from collective.torch_rendezvous import join
+
+    meeting = join(options, backend_options)
+    return UnisonoProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        list(options.global_ranks_in_group),
+        meeting,
+    )
+
+
+class UnisonoProcessGroup(Identity):
+    """A `torch.distributed.ProcessGroup` over a `collective.Group`.
+
+    Args:
+        meeting: makes the group; called at once for the default group (without `global_ranks`),
+            at the first operation for others.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        global_ranks: list[int],
+        meeting: Callable[[], Group],
+    ) -> None:
+        super().__init__(store, rank, size, global_ranks, "unisono")
+        self._meeting: Callable[[], Group] | None = meeting
+        self._group: Group | None = None
+        self._timeout: float | None = None
+        self._lock = threading.Lock()
+        self._together: list[TorchWork] | None = None
+        if not global_ranks:
+            self.group  # noqa: B018 - meets
+
+    @property
+    def group(self) -> Group:
+        """The `collective.Group` underneath."""
+        group = self._group
+        if group is None:
+            with self._lock:
+                if self._group is None:
+                    if self._meeting is None:
+                        raise Refused(f"the process group {self._name!r} was destroyed")
+                    self._group = self._meeting()
+                    if self._timeout is not None:
+                        self._group.timeout = self._timeout
+                group = self._group
+        return group
+
+    @property
+    def error(self) -> BaseException | None:
+        return None if self._group is None else self._group.error
+
+    # --- how calls are carried out -----------------------------------------------------------
+
+    def _run(
+        self,
+        options: Any,
+        tensors: list[torch.Tensor],
+        calls: Sequence[tuple[str, tuple[Any, ...]]],
+    ) -> TorchWork:
+        """Carry out calls of the group, one after the other; `tensors` are the results."""
+        self._sequence += 1
+        timeout = seconds(getattr(options, "timeout", None))
+        synchronous = not getattr(options, "asyncOp", True) and self._together is None
+        observer = timing_observer.current
+        works: list[Work] = []
+        started = 0.0 if observer is None else observer.clock.now()
+        try:
+            group = self.group
+            for name, arguments in calls:
+                work = getattr(group, name)(*arguments, async_op=not synchronous, timeout=timeout)
+                works.append(work)
+                if observer is not None:
+                    observer.issued(LiveTiming(work))
+        except BaseException as error:
+            if not isinstance(error, Exception) or torch._C._current_graph_task_id() == -1:
+                raise
+            return FailedWork(error, tensors)
+        finally:
+            if synchronous and observer is not None:
+                observer.blocked(started, observer.clock.now())
+        if synchronous:
+            return FinishedWork(tensors)
+        handle = TorchWork(works, tensors)
+        if self._together is not None:
+            self._together.append(handle)
+        return handle
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: torch.device) -> TorchWork:
+        together, self._together = self._together or [], None
+        return TorchWork(
+            [work for one in together for work in one._works],
+            [tensor for one in together for tensor in one._tensors],
+        )
+
+    # --- reductions ----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
+        tensors = _tensors(tensors, "all_reduce")
+        op = _operation(opts)
+        return self._run(opts, tensors, [("all_reduce", (plain(one, op), op)) for one in tensors])
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> TorchWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
+        tensor = _one(tensors, "reduce")
+        op = _operation(opts)
+        return self._run(opts, [tensor], [("reduce", (plain(tensor, op), _root(opts), op))])
+
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> TorchWork:
+        outputs = _tensors(outputs, "reduce_scatter")
+        if isinstance(inputs[0], torch.Tensor):
+            inputs = [inputs]
+        op = _operation(opts)
+        return self._run(
+            opts,
+            outputs,
+            [
+                ("reduce_scatter", (plain(out, op), [plain(part, op) for part in parts], op))
+                for out, parts in _pairs(outputs, inputs, "reduce_scatter")
+            ],
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> TorchWork:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> TorchWork:
+        outputs = _tensors(outputs, "reduce_scatter_single")
+        op = _operation(opts)
+        return self._run(
+            opts,
+            outputs,
+            [
+                ("reduce_scatter", (plain(out, op), plain(whole, op), op))
+                for out, whole in _pairs(outputs, inputs, "reduce_scatter_single")
+            ],
+        )
+
+    # --- data that only travels ----------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
+        tensors = _tensors(tensors, "broadcast")
+        root = _root(opts)
+        return self._run(opts, tensors, [("broadcast", (plain(one), root)) for one in tensors])
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        inputs = _tensors(inputs, "all_gather")
+        if isinstance(outputs[0], torch.Tensor):
+            outputs = [outputs]
+        return self._run(
+            opts,
+            [part for parts in outputs for part in parts],
+            [
+                ("all_gather", ([plain(part) for part in parts], plain(one)))
+                for parts, one in _pairs(outputs, inputs, "all_gather")
+            ],
+        )
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> TorchWork:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        outputs = _tensors(outputs, "all_gather_single")
+        return self._run(
+            opts,
+            outputs,
+            [
+                ("all_gather", (plain(whole), plain(one)))
+                for whole, one in _pairs(outputs, inputs, "all_gather_single")
+            ],
+        )
+
+    def gather(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> TorchWork:
+        tensor = _one(inputs, "gather")
+        root = _root(opts)
+        parts = list(outputs[0]) if self._rank == root else None
+        places = None if parts is None else [plain(part) for part in parts]
+        return self._run(opts, parts or [], [("gather", (plain(tensor), places, root))])
+
+    def scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> TorchWork:
+        tensor = _one(outputs, "scatter")
+        root = _root(opts)
+        parts = [plain(part) for part in inputs[0]] if self._rank == root else None
+        return self._run(opts, [tensor], [("scatter", (plain(tensor), parts, root))])
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        outputs = _tensors(outputs, "all_to_all")
+        parts = [plain(part) for part in _tensors(inputs, "all_to_all")]
+        return self._run(opts, outputs, [("all_to_all", ([plain(one) for one in outputs], parts))])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> TorchWork:
+        outputs = _split(plain(output), output_splits, self._size, "output")
+        inputs = _split(plain(input), input_splits, self._size, "input")
+        return self._run(opts, [output], [("all_to_all", (outputs, inputs))])
+
+    def barrier(self, opts: Any = None) -> TorchWork:
+        return self._run(opts, [], [("barrier", ())])
+
+    # --- point to point ------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> TorchWork:
+        tensor = _one(tensors, "send")
+        return self._run(None, [tensor], [("send", (plain(tensor), peer, tag))])
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> TorchWork:
+        tensor = _one(tensors, "recv")
+        return self._run(None, [tensor], [("recv", (plain(tensor), peer, tag))])
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
+        tensor = _one(tensors, "recv")
+        return self._run(None, [tensor], [("recv", (plain(tensor), None, tag))])
+
+    # names before torch 2.13
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+        if self._group is not None:
+            self._group.timeout = self._timeout
+
+    def shutdown(self) -> None:
+        with self._lock:
+            self._meeting = None
+            if self._group is not None:
+                self._group.close()
+
+    abort = shutdown
+
+
+def plain(tensor: torch.Tensor, op: str | None = None) -> torch.Tensor:
+    """The tensor as numbers that can be sent and, with `op`, reduced: complex ones as pairs.
+
+    Raises:
+        Refused: a sparse tensor, or a complex one under an operation without a meaning for it.
+    """
+    if tensor.layout != torch.strided:
+        raise Refused(
+            f"a tensor of layout {tensor.layout} cannot be sent; pass tensor.to_dense() or parts"
+        )
+    if tensor.is_complex():
+        if op not in (None, "sum", "mean"):
+            raise Refused(f"complex numbers can be summed and averaged, but {op} is not defined")
+        if tensor.is_conj():
+            raise Refused("a conjugated view cannot be sent; pass tensor.resolve_conj()")
+        return torch.view_as_real(tensor)
+    return tensor
+
+
+def _tensors(tensors: Any, operation: str) -> list[torch.Tensor]:
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if not found:
+        raise Refused(f"{operation}: no tensor was given")
+    return found
+
+
+def _one(tensors: Any, operation: str) -> torch.Tensor:
+    found = _tensors(tensors, operation)
+    if len(found) != 1:
+        raise Refused(f"{operation}: one tensor per call, got {len(found)}")
+    return found[0]
+
+
+def _pairs(one: Sequence[Any], two: Any, operation: str) -> list[tuple[Any, Any]]:
+    other = [two] if isinstance(two, torch.Tensor) else list(two)
+    if len(one) != len(other):
+        raise Refused(f"{operation}: {len(one)} outputs, but {len(other)} inputs")
+    return list(zip(one, other, strict=True))
+
+
+def _root(options: Any) -> int:
+    return 0 if options is None else int(options.rootRank)
+
+
+def _operation(options: Any) -> str:
+    """The library's name of a torch `ReduceOp`."""
+    if options is None:
+        return "sum"
+    wanted = getattr(options, "reduceOp", options)
+    for operation, name in _OPERATIONS:
+        if wanted == operation:
+            return name
+    raise Refused(
+        f"the reduction {wanted!s} is not supported; scale before a SUM instead of PREMUL_SUM"
+    )
+
+
+def _split(
+    tensor: torch.Tensor, sizes: Sequence[int], ranks: int, which: str
+) -> list[torch.Tensor]:
+    """Cut along the first dimension: by sizes, or evenly where none are given."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not sizes:
+        if not tensor.dim() or rows % ranks:
+            raise Refused(
+                f"all_to_all_single: the {which}'s first dimension ({rows}) is not divisible by "
+                f"{ranks} ranks; give {which}_split_sizes"
+            )
+        return _cut(tensor, [rows // ranks] * ranks)
+    if len(sizes) != ranks or sum(sizes) != rows:
+        raise Refused(
+            f"all_to_all_single: {which}_split_sizes {list(sizes)} must be {ranks} numbers that "
+            f"sum to {rows}, the {which}'s first dimension"
+        )
+    return _cut(tensor, sizes)
+
+
+def _cut(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [tensor.narrow(0, start, size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,212 @@
+"""Handles of operations as torch knows them: `torch.distributed.Work` and its futures.
+
+An error reaches torch's C++ code as a future whose callback raises: `Future.set_exception` would
+end the process in DDP's backward, while an exception of a ``then`` callback comes out of
+``backward()`` as a ``RuntimeError`` with our text, after which the model can still be used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collective import timing_observer
+from collective.errors import DeadlineExceeded
+from collective.work import Work
+
+Future = torch.futures.Future[Any]
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """A timeout of torch in seconds; None where torch means "the group's" (zero or negative)."""
+    if timeout is None:
+        return None
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return value if value > 0 else None
+
+
+def raising(error: BaseException) -> Callable[[Future], Any]:
+    """A ``then`` callback that raises the error."""
+
+    def fail(_: Future) -> Any:
+        raise error
+
+    return fail
+
+
+def future_on(tensors: Sequence[torch.Tensor]) -> Future:
+    """A future whose value may hold tensors on these tensors' devices."""
+    devices: list[int | str | torch.device] = []
+    for tensor in tensors:
+        if tensor.is_cuda and tensor.device not in devices:
+            devices.append(tensor.device)
+    return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
+
+
+class LiveTiming:
+    """The times of an operation that may still be under way, for the step clock."""
+
+    __slots__ = ("_operation", "issued")
+
+    def __init__(self, work: Work) -> None:
+        self._operation = work._operation
+        self.issued = 0.0 if self._operation is None else self._operation.issued
+
+    @property
+    def started(self) -> float | None:
+        return (self._operation.started or None) if self._operation is not None else None
+
+    @property
+    def done(self) -> float | None:
+        return (self._operation.done_at or None) if self._operation is not None else 0.0
+
+    @property
+    def waited(self) -> float:
+        operation = self._operation
+        if operation is None or not operation.heard:
+            return 0.0
+        return max(0.0, operation.heard - operation.started)
+
+    @property
+    def sent(self) -> int:
+        return 0 if self._operation is None else self._operation.sent
+
+
+class TorchWork(dist.Work):
+    """One operation, or several that were asked for in one call."""
+
+    def __init__(self, works: Sequence[Work], tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._works = works
+        self._tensors = tensors
+        self._future: Future | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta | float = timedelta(0)) -> bool:
+        """Wait until it is done.
+
+        Raises:
+            CollectiveError: what went wrong, with its own type.
+        """
+        limit = seconds(timeout)
+        observer = timing_observer.current
+        if observer is None:
+            self._wait_for_all(limit)
+            return True
+        start = observer.clock.now()
+        try:
+            self._wait_for_all(limit)
+        finally:
+            observer.blocked(start, observer.clock.now())
+        return True
+
+    def _wait_for_all(self, limit: float | None) -> None:
+        for work in self._works:
+            if not work.wait(limit):
+                raise DeadlineExceeded(
+                    f"{work.name} was not done within the {limit:g} s given to wait(); it goes on",
+                    operation=work.name,
+                )
+
+    def is_completed(self) -> bool:
+        return all(work.done() for work in self._works)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        for work in self._works:
+            if work.done() and (error := work.exception()) is not None:
+                return error
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result, once it is done."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """The rank that a receive from anybody was served by."""
+        return self._works[0].source_rank if self._works else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future:
+        """A future with the result, completed on a thread that may wait for other collectives."""
+        with self._lock:
+            if self._future is None:
+                self._future = self._make_future()
+            return self._future
+
+    def _make_future(self) -> Future:
+        observer = timing_observer.current
+        if observer is not None:
+            for work in self._works:
+                observer.awaited(LiveTiming(work))
+        base = future_on(self._tensors)
+        tensors = self._tensors
+
+        def value(_: Future) -> list[torch.Tensor]:
+            for work in self._works:
+                if (error := work.exception()) is not None:
+                    raise error
+            return tensors
+
+        handed_out = base.then(value)
+        left = len(self._works)
+        lock = threading.Lock()
+
+        def one_done(_: Work) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                base.set_result(tensors)
+
+        if not left:
+            base.set_result(tensors)
+        for work in self._works:
+            work.add_done_callback(one_done)
+        return handed_out
+
+
+class FinishedWork(TorchWork):
+    """An operation that is over: a synchronous call, or one without anything to do."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__((), tensors)
+
+
+class FailedWork(TorchWork):
+    """An operation that could not be issued, for callers in C++ that cannot take an exception."""
+
+    def __init__(self, error: BaseException, tensors: list[torch.Tensor]) -> None:
+        super().__init__((), tensors)
+        self._error = error
+
+    def wait(self, timeout: timedelta | float = timedelta(0)) -> bool:
+        raise self._error
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Any:
+        return self._error
+
+    def _make_future(self) -> Future:
+        base = future_on(self._tensors)
+        failed = base.then(raising(self._error))
+        base.set_result(self._tensors)
+        return failed
