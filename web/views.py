@@ -85,6 +85,19 @@ def device_count(devices: Iterable[Plain]) -> str:
     return text
 
 
+def free_now(nodes: Iterable[Plain]) -> str:
+    """Which nodes have free devices, as a sentence for the form."""
+    parts = [
+        f"{fmt.shorten(node['name'], 40)}: {free}"
+        for node in nodes
+        if node["state"] == "online"
+        and (free := sum(device_use(device) == "free" for device in node["devices"]))
+    ]
+    if not parts:
+        return "No device is free now; the job waits until one is."
+    return "Free now: " + ", ".join(parts[:20]) + (" and more." if len(parts) > 20 else ".")
+
+
 def cluster_summary(nodes: Iterable[Plain], counts: Mapping[str, int]) -> dict[str, int]:
     """The figures at the top of the cluster's page; devices of nodes that are online."""
     nodes = list(nodes)
@@ -213,8 +226,8 @@ def medians(columns: Plain | None) -> dict[str, float | None]:
     }
 
 
-def shown_rank(rank: Plain, columns: Plain | None) -> dict[str, Any]:
-    """A rank as a row of the table."""
+def shown_rank(rank: Plain, columns: Plain | None, job: Plain) -> dict[str, Any]:
+    """A rank as a row of the table, with its part in the job's end."""
     device = rank.get("device") or {}
     state = rank["state"]
     ended_well = state == "exited" and rank.get("exit_code") == 0
@@ -228,7 +241,31 @@ def shown_rank(rank: Plain, columns: Plain | None) -> dict[str, Any]:
         "exit_text": exit_text(rank.get("exit_code"), rank.get("signal")),
         "last_step": rank.get("step"),
         "phases": medians(columns),
+        "role": role(rank["rank"], job),
     }
+
+
+def role(rank: int, job: Plain) -> str:
+    """Whether a rank is the first cause of the job's end, or a consequence of it."""
+    if job.get("cause") and job["cause"].get("rank") == rank:
+        return "first cause"
+    if any(entry.get("rank") == rank for entry in job.get("consequences") or []):
+        return "consequence"
+    return ""
+
+
+def rank_notes(ranks: Iterable[Plain]) -> list[str]:
+    """What ranks reported as a reason why something is missing, each once."""
+    notes: dict[str, list[int]] = {}
+    for rank in ranks:
+        reason = (rank.get("report") or {}).get("no_timings")
+        if reason:
+            notes.setdefault(str(reason), []).append(rank["rank"])
+    return [
+        f"No timings of {'rank' if len(who) == 1 else 'ranks'} "
+        f"{', '.join(map(str, who[:8]))}{' and more' if len(who) > 8 else ''}: {reason}"
+        for reason, who in notes.items()
+    ]
 
 
 def device_name(device: Plain) -> str:

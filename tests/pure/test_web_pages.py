@@ -65,7 +65,14 @@ def rank() -> dict[str, Any]:
 
 
 def node() -> dict[str, Any]:
-    device = {"kind": "cuda", "index": 0, "name": EVIL, "busy": EVIL, "memory_bytes": 1, "job": None}
+    device = {
+        "kind": "cuda",
+        "index": 0,
+        "name": EVIL,
+        "busy": EVIL,
+        "memory_bytes": 1,
+        "job": None,
+    }
     return {"name": EVIL, "hostname": EVIL, "state": "offline", "devices": [device]} | {
         "addresses": [EVIL],
         "envs": [EVIL],
@@ -82,7 +89,7 @@ def job_page(**changed: Any) -> str:
     response = rendering.page(
         "job.html",
         job=shown,
-        ranks=[views.shown_rank(rank(), None)],
+        ranks=[views.shown_rank(rank(), None, shown)],
         facts=views.job_facts(shown),
         notes=[EVIL],
         log=log,

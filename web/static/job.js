@@ -58,7 +58,7 @@ function apply(kind, frame) {
   for (const entry of frame.steps ?? []) steps.add(entry);
   for (const row of frame.metrics ?? []) metrics.add(row);
   if (frame.logs) log.apply(frame.logs);
-  if (frame.ranks) log.sizes(frame.ranks);
+  if (frame.ranks) log.ranks(frame.ranks);
   if (frame.steps?.length) drawSteps();
   if (frame.metrics?.length) drawLoss();
   if (kind === "snapshot") {
@@ -90,7 +90,7 @@ function drawSteps() {
   const unit = timeUnit(high);
   const line = (rank, index) => {
     const kept = steps.ranks.get(rank);
-    return { name: `rank ${rank}`, cls: `st-s${index}`, x: kept.step, y: kept[field], faint: chosen !== null && chosen !== rank };
+    return { name: `rank ${rank}`, cls: `st-s${index}`, x: kept.step, y: kept[field], labels: kept.label, faint: chosen !== null && chosen !== rank };
   };
   if (ranks.length <= LINES) {
     stepChart.set({ series: ranks.map(line), band: null, range: [0, high], unit });
@@ -140,7 +140,7 @@ function legend(ranks) {
 }
 
 function legendText(lines, band) {
-  const box = el("svg", { viewBox: "0 0 18 10" }, el("rect", { width: 18, height: 10, class: "fl-other" }));
+  const box = el("svg", { viewBox: "0 0 18 10" }, el("rect", { width: 18, height: 10, class: "band" }));
   const parts = lines.map(([cls, name]) => html("span", "", swatch(cls), name));
   byId("steps-legend").replaceChildren(...parts, html("span", "", box, band));
 }

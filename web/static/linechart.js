@@ -27,7 +27,8 @@ export class LineChart {
 
   /**
    * @param {object} data
-   * @param {{name: string, cls: string, x: number[], y: number[], faint?: boolean}[]} data.series
+   * @param {{name: string, cls: string, x: number[], y: number[], labels?: string[],
+   *   faint?: boolean}[]} data.series lines; a label other than "step" is shown beside the value
    * @param {{x: number[], low: number[], high: number[]} | null} data.band
    * @param {[number, number]} data.range of y; what lies above is marked at the upper edge
    * @param {{name: string, per: number}} data.unit
@@ -130,7 +131,8 @@ export class LineChart {
     for (const line of this.data.series) {
       const index = nearest(line.x, this.at);
       if (index < 0 || Math.abs(line.x[index] - this.at) > (last - first) / 20 + 1) continue;
-      rows.push([swatch(line.cls), line.name, this.value(line.y[index])]);
+      const note = line.labels && line.labels[index] !== "step" ? ` (${line.labels[index]})` : "";
+      rows.push([swatch(line.cls), line.name, this.value(line.y[index]) + note]);
     }
     this.cursor.setAttribute("x1", X(this.at));
     this.cursor.setAttribute("x2", X(this.at));

@@ -15,11 +15,11 @@ export class Live {
    * @param {object} options
    * @param {(kind: string, frame: object) => void} options.onFrame snapshot, update or end
    * @param {() => boolean} options.expectsData whether new data should be arriving now
-   * @param {string | null} options.final what to say once nothing more will come
    */
   constructor({ onFrame, expectsData }) {
     this.badge = document.getElementById("fresh");
     this.text = document.getElementById("fresh-text");
+    this.said = document.getElementById("fresh-said");
     this.url = this.badge.dataset.events;
     this.lastId = this.badge.dataset.lastEventId || null;
     this.onFrame = onFrame;
@@ -129,7 +129,11 @@ export class Live {
   }
 
   #say(state, text) {
-    if (this.badge.dataset.state !== state) this.badge.dataset.state = state;
+    if (this.badge.dataset.state !== state) {
+      this.badge.dataset.state = state;
+      // The age itself changes every second, which no screen reader should read out.
+      this.said.textContent = text;
+    }
     if (this.text.textContent !== text) this.text.textContent = text;
   }
 }

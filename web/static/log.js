@@ -68,9 +68,15 @@ export class Log {
     }
   }
 
-  /** The sizes that the ranks report: text that no frame carried is fetched. */
-  sizes(ranks) {
+  /** Ranks that are new can be chosen; text of theirs that no frame carried is fetched. */
+  ranks(ranks) {
     for (const rank of ranks) {
+      let option = [...this.rankBox.options].find((o) => o.value === String(rank.rank));
+      if (!option) {
+        option = new Option("", String(rank.rank));
+        this.rankBox.add(option);
+      }
+      setText(option, `${rank.rank} on ${rank.node}`);
       const size = rank.logs?.[this.streamBox.value] ?? 0;
       if (this.#here(rank.rank, this.streamBox.value) && size > this.next && !this.busy) {
         this.#fetch(this.next);
