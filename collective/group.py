@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from collective import timing_observer
 from collective.communicator import Communicator
 from collective.descriptor import Descriptor, describe
 from collective.errors import CollectiveError, GroupClosed, Refused
 from collective.messaging import Message
-from collective.operation import again
+from collective.operation import Operation, again
 from collective.program import SEGMENT, Place, Program, compile_program, split
 from collective.reduction import (
     Array,
@@ -85,7 +86,6 @@ class Group:
             ValueError: the strategy does not exist.
         """
         self.strategy = parse(strategy)
-        resolve(self.strategy, Kind.ALL_REDUCE, 2, 0)
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
@@ -101,6 +101,7 @@ class Group:
         self._closed = False
         self._pid = os.getpid()
         self._node_sets = nodes_of(self.nodes)
+        self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
         _open_groups.add(self)
         if connect:
             self._connected()
@@ -238,12 +239,20 @@ class Group:
         operation = CollectiveOperation(communicator, descriptor, limit, program, arrays, fold)
         operation.epilogue = epilogue
         work = Work(self, kind.value, operation, result, nbytes, async_op)
+        self._carry_out(operation, work)
+        return work
+
+    def _carry_out(self, operation: Operation, work: Work) -> None:
         if observers:
             operation.on_finish_inline = lambda: _observe(work)
-        self._wiring.engine.run(operation, wait=not async_op)
-        if not async_op:
+        clock = timing_observer.current
+        if clock is not None:
+            clock.issued(operation)
+        self._wiring.engine.run(operation, wait=not work.asynchronous)
+        if not work.asynchronous:
+            if clock is not None:
+                clock.blocked(operation.issued, operation.done_at)
             operation.raise_error()
-        return work
 
     def _schedule(self, kind: Kind, nbytes: int, root: int = 0) -> tuple[Schedule, str]:
         choice = resolve(self.strategy, kind, self.size, nbytes)
@@ -648,11 +657,7 @@ class Group:
         self, message: Message, tensor: torch.Tensor, array: Array, async_op: bool
     ) -> Work:
         work = Work(self, message.kind, message, tensor, array.nbytes, async_op)
-        if observers:
-            message.on_finish_inline = lambda: _observe(work)
-        self._wiring.engine.run(message, wait=not async_op)
-        if not async_op:
-            message.raise_error()
+        self._carry_out(message, work)
         return work
 
     # -- checks -------------------------------------------------------------------------------

@@ -26,13 +26,14 @@ class Rule:
 
 
 _KIB = 1024
-_STAR, _RING, _TREE = Flat("centralized"), Flat("ring"), Flat("tree", 2)
+_STAR, _RING, _TREE, _SWAP = Flat("centralized"), Flat("ring"), Flat("tree", 2), Flat("direct")
 
 #: the first rule that fits counts; the last one of each kind fits always
 RULES = (
-    # two ranks: both take two hops; the star sends one message each way, the ring two smaller ones
-    Rule(Kind.ALL_REDUCE, _STAR, ranks=2, nbytes=64 * _KIB),
+    # two ranks: a swap is one hop, a ring two hops of half the bytes each
+    Rule(Kind.ALL_REDUCE, _SWAP, ranks=2, nbytes=256 * _KIB),
     Rule(Kind.ALL_REDUCE, _RING, ranks=2),
+    Rule(Kind.ALL_REDUCE, _STAR, ranks=4, nbytes=128 * _KIB),
     Rule(Kind.ALL_REDUCE, _STAR, nbytes=16 * _KIB),
     Rule(Kind.ALL_REDUCE, _RING),
     Rule(Kind.BROADCAST, _STAR, ranks=4),

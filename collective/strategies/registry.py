@@ -16,6 +16,7 @@ BUILDERS: dict[Kind, dict[str, Callable[[int, int, int], Schedule]]] = {
         "centralized": lambda ranks, root, _: centralized.all_reduce(ranks, root),
         "tree": tree.all_reduce,
         "ring": lambda ranks, *_: ring.all_reduce(ranks),
+        "direct": lambda ranks, *_: direct.all_reduce(ranks),
     },
     Kind.REDUCE: {
         "centralized": lambda ranks, root, _: centralized.reduce(ranks, root),

@@ -16,7 +16,7 @@ Fold = Callable[[int, int], int]
 
 #: every flat strategy of every operation
 FLAT = {
-    Kind.ALL_REDUCE: ["centralized", "tree:1", "tree:2", "tree:3", "ring"],
+    Kind.ALL_REDUCE: ["centralized", "tree:1", "tree:2", "tree:3", "ring", "direct"],
     Kind.REDUCE: ["centralized", "tree:1", "tree:2", "tree:3"],
     Kind.BROADCAST: ["centralized", "tree:1", "tree:2", "tree:3"],
     Kind.BARRIER: ["centralized", "tree:1", "tree:2", "tree:3"],
@@ -28,10 +28,17 @@ FLAT = {
 }
 
 
+def exists(kind: Kind, strategy: str, ranks: int) -> bool:
+    """Whether there is a schedule for so many ranks: the all-reduce by swapping is for two."""
+    return ranks <= 2 or (kind, strategy) != (Kind.ALL_REDUCE, "direct")
+
+
 def flat_cases(ranks: range) -> Iterator[tuple[Schedule, Kind, int]]:
     """(schedule, kind, root) of every operation, strategy, number of ranks and root."""
     for kind, strategies in FLAT.items():
         for strategy, size in itertools.product(strategies, ranks):
+            if not exists(kind, strategy, size):
+                continue
             for root in range(size):
                 yield build(strategy, kind, size, root), kind, root
 
