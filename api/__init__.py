@@ -1,0 +1,1 @@
+"""The control plane: REST, agents' channel, scheduler and storage."""

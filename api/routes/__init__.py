@@ -1,0 +1,1 @@
+"""The REST calls, one module per subject."""
