@@ -100,7 +100,7 @@ def serve(
             flag, variable = f"--{name.replace('_', '-')}", f"UNISONO_{name.upper()}"
             note(f"error: {flag} (or {variable}) {problem.get('input')!r}: {problem['msg']}")
         raise typer.Exit(2) from None
-    run_server(settings)
+    raise typer.Exit(run_server(settings))
 
 
 @app.command()

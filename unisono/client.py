@@ -111,7 +111,6 @@ class ControlPlane:
         self.access = access
         # Proxy variables of the shell are for the internet, not for a cluster's own machines.
         self._http = httpx.AsyncClient(
-            base_url=f"{access.url}/api/v1/",
             headers={"Authorization": f"Bearer {access.token}"},
             timeout=httpx.Timeout(30.0, connect=10.0),
             trust_env=False,
@@ -137,18 +136,24 @@ class ControlPlane:
     ) -> Any:
         """The decoded answer to one request; None where the answer has no body.
 
+        Args:
+            path: below ``/api/v1/``, or below the server itself with a slash at its beginning.
+
         Raises:
             Unreachable: no answer came.
             ApiError: the answer was an error.
         """
         try:
             answer = await self._http.request(
-                method, path, json=body, content=content, params=query, headers=headers
+                method, self._url(path), json=body, content=content, params=query, headers=headers
             )
         except httpx.HTTPError as error:
             raise Unreachable(self.access.url, _reason(error)) from None
         _check(answer)
         return answer.json() if answer.content else None
+
+    def _url(self, path: str) -> str:
+        return self.access.url + (path if path.startswith("/") else f"/api/v1/{path}")
 
     async def pages(
         self, path: str, query: Mapping[str, str | int] | None = None
@@ -177,7 +182,9 @@ class ControlPlane:
         """An answer whose body is read as it comes; silence has no limit."""
         timeout = httpx.Timeout(30.0, connect=10.0, read=None)
         try:
-            async with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+            async with self._http.stream(
+                "GET", self._url(path), params=query, timeout=timeout
+            ) as answer:
                 if answer.is_error:
                     await answer.aread()
                 _check(answer)
@@ -214,7 +221,9 @@ class ControlPlane:
         if parser.last_id is not None:
             headers["Last-Event-ID"] = parser.last_id
         timeout = httpx.Timeout(10.0, read=STREAM_SILENCE)
-        async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+        async with self._http.stream(
+            "GET", self._url(path), headers=headers, timeout=timeout
+        ) as answer:
             if answer.is_error:
                 await answer.aread()
                 # 5xx comes from a proxy or a server that is just starting: worth another try

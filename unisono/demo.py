@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from unisono.access import OPERATOR_TOKEN, Access, AccessError, locate
+from unisono.access import AccessError, locate
 from unisono.bundle import BundleError, pack
 from unisono.client import ApiError, ControlPlane, Unreachable
 from unisono.commands.console import EXIT_ERROR, describe, note
@@ -145,25 +145,30 @@ class _Demo:
         self.warden = warden = _WardenClient.start()
         folder = await warden.folder()
         self.view.phase("starting the control plane")
-        url = await self._start_control_plane(warden, folder)
-        token = folder / "data" / OPERATOR_TOKEN
+        url, token, join_token = await self._start_control_plane(warden, folder)
         access = locate({"UNISONO_URL": url, "UNISONO_TOKEN_FILE": str(token)})
         async with ControlPlane(access) as control_plane:
             login = await control_plane.call("POST", "login-codes")
             self.view.phase("control plane ready")
             self.view.address(url, str(login["url"]))
-            await self._join_workers(warden, folder, access, control_plane)
+            self.view.phase("joining two workers")
+            for name in NODES:
+                self._join(warden, name, folder, url, join_token)
+            await _within(self._all_online(control_plane), warden, "the workers")
+            self.view.phase("workers joined")
             await self._train(warden, control_plane, script)
         if not self.options.leave:
             self.view.phase("waiting for Ctrl-C")
             raise DemoError(await warden.failure())
 
-    async def _start_control_plane(self, warden: _WardenClient, folder: Path) -> str:
+    async def _start_control_plane(
+        self, warden: _WardenClient, folder: Path
+    ) -> tuple[str, Path, Path]:
         data = str(folder / "data")
         options = ["--host", "127.0.0.1", "--data-dir", data, "--port", str(self._port())]
         warden.launch("control-plane", "unisono.cli", ["serve", *options], announce="--announce-fd")
         ready = await _within(warden.announced("control-plane"), warden, "the control plane")
-        return f"http://127.0.0.1:{ready['port']}"
+        return str(ready["url"]), Path(ready["operator_token_file"]), Path(ready["join_token_file"])
 
     def _port(self) -> int:
         """The port asked for, else 8700 if it is free, else 0 for any."""
@@ -178,22 +183,13 @@ class _Demo:
                 return 0
         return PORT
 
-    async def _join_workers(
-        self, warden: _WardenClient, folder: Path, access: Access, control_plane: ControlPlane
+    def _join(
+        self, warden: _WardenClient, name: str, folder: Path, url: str, token_file: Path
     ) -> None:
-        self.view.phase("joining two workers")
-        for name in NODES:
-            body = {"name": f"demo {name}", "role": "node", "ttl": 600}
-            made = await control_plane.call("POST", "tokens", body=body)
-            token_file = folder / f"{name}.token"
-            token_file.touch(mode=0o600)
-            token_file.write_text(made["token"])
-            options = ["--token-file", str(token_file), "--name", name, "--cpu-slots", str(SLOTS)]
-            options += ["--advertise", "127.0.0.1", "--data-port", "0"]
-            options += ["--state-dir", str(folder / name)]
-            warden.launch(name, "worker.cli", ["join", access.url, *options])
-        await _within(self._all_online(control_plane), warden, "the workers")
-        self.view.phase("workers joined")
+        options = ["--token-file", str(token_file), "--name", name, "--cpu-slots", str(SLOTS)]
+        options += ["--advertise", "127.0.0.1", "--bind", "127.0.0.1", "--data-port", "0"]
+        options += ["--state-dir", str(folder / name)]
+        warden.launch(name, "worker.cli", ["join", url, *options])
 
     async def _all_online(self, control_plane: ControlPlane) -> None:
         online: set[str] = set()

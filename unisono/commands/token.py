@@ -1,4 +1,4 @@
-"""``unisono token``: create, list, revoke."""
+"""``unisono token``: create, list, revoke, and links to log in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "parse_ttl"]
 
-app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
+app = typer.Typer(help="Make, list and revoke tokens, and links to log in.", no_args_is_help=True)
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -120,3 +120,21 @@ def revoke(token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id
 
     run(work)
     note(f"revoked {token_id}")
+
+
+@app.command()
+def login(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print a link that logs a browser in, once."""
+
+    async def work(control_plane: ControlPlane) -> dict[str, Any]:
+        made: dict[str, Any] = await control_plane.call("POST", "login-codes")
+        return made
+
+    made = run(work)
+    if as_json:
+        print_json(made)
+    else:
+        print(made["url"])
+        note(f"valid until {when(made['expires_at'])}")
