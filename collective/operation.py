@@ -100,6 +100,18 @@ class Operation:
         for callback in callbacks:
             pool.submit(callback)
 
+    # -- for the step clock (`collective.timing_clock.Timing`) --------------------------------
+
+    @property
+    def done(self) -> float | None:
+        """When the result was final, or None while it is not."""
+        return self.done_at or None
+
+    @property
+    def waited(self) -> float:
+        """Seconds from `started` until the last peer that sends to this rank had arrived."""
+        return max(0.0, self.heard - self.started) if self.heard else 0.0
+
     # -- for callers ------------------------------------------------------------------------
 
     def join(self, timeout: float | None = None) -> bool:

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from collective import timing_observer
 from collective.errors import Refused
 from collective.group import Group
 from collective.torch_identity import Identity
-from collective.torch_work import FailedWork, FinishedWork, LiveTiming, TorchWork, seconds
+from collective.torch_work import FailedWork, FinishedWork, TorchWork, seconds
 from collective.work import Work
 
 Tensors = Sequence[torch.Tensor]
@@ -123,23 +122,16 @@ class UnisonoProcessGroup(Identity):
         self._sequence += 1
         timeout = seconds(getattr(options, "timeout", None))
         synchronous = not getattr(options, "asyncOp", True) and self._together is None
-        observer = timing_observer.current
         works: list[Work] = []
-        started = 0.0 if observer is None else observer.clock.now()
         try:
             group = self.group
             for name, arguments in calls:
                 work = getattr(group, name)(*arguments, async_op=not synchronous, timeout=timeout)
                 works.append(work)
-                if observer is not None:
-                    observer.issued(LiveTiming(work))
         except BaseException as error:
             if not isinstance(error, Exception) or torch._C._current_graph_task_id() == -1:
                 raise
             return FailedWork(error, tensors)
-        finally:
-            if synchronous and observer is not None:
-                observer.blocked(started, observer.clock.now())
         if synchronous:
             return FinishedWork(tensors)
         handle = TorchWork(works, tensors)

@@ -48,35 +48,6 @@ def future_on(tensors: Sequence[torch.Tensor]) -> Future:
     return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
 
 
-class LiveTiming:
-    """The times of an operation that may still be under way, for the step clock."""
-
-    __slots__ = ("_operation", "issued")
-
-    def __init__(self, work: Work) -> None:
-        self._operation = work._operation
-        self.issued = 0.0 if self._operation is None else self._operation.issued
-
-    @property
-    def started(self) -> float | None:
-        return (self._operation.started or None) if self._operation is not None else None
-
-    @property
-    def done(self) -> float | None:
-        return (self._operation.done_at or None) if self._operation is not None else 0.0
-
-    @property
-    def waited(self) -> float:
-        operation = self._operation
-        if operation is None or not operation.heard:
-            return 0.0
-        return max(0.0, operation.heard - operation.started)
-
-    @property
-    def sent(self) -> int:
-        return 0 if self._operation is None else self._operation.sent
-
-
 class TorchWork(dist.Work):
     """One operation, or several that were asked for in one call."""
 
@@ -94,24 +65,13 @@ class TorchWork(dist.Work):
             CollectiveError: what went wrong, with its own type.
         """
         limit = seconds(timeout)
-        observer = timing_observer.current
-        if observer is None:
-            self._wait_for_all(limit)
-            return True
-        start = observer.clock.now()
-        try:
-            self._wait_for_all(limit)
-        finally:
-            observer.blocked(start, observer.clock.now())
-        return True
-
-    def _wait_for_all(self, limit: float | None) -> None:
         for work in self._works:
             if not work.wait(limit):
                 raise DeadlineExceeded(
                     f"{work.name} was not done within the {limit:g} s given to wait(); it goes on",
                     operation=work.name,
                 )
+        return True
 
     def is_completed(self) -> bool:
         return all(work.done() for work in self._works)
@@ -153,7 +113,8 @@ class TorchWork(dist.Work):
         observer = timing_observer.current
         if observer is not None:
             for work in self._works:
-                observer.awaited(LiveTiming(work))
+                if work.operation is not None:
+                    observer.awaited(work.operation)
         base = future_on(self._tensors)
         tensors = self._tensors
 

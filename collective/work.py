@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from collective import timing_observer
 from collective.operation import Operation
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Work:
         name: the operation, such as ``all_reduce``.
         bytes: size of the tensor in memory.
         asynchronous: the caller did not wait in the call.
+        operation: what the engine has in hand; None for one that needs no engine.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Work:
         self.name = name
         self.bytes = nbytes
         self.asynchronous = asynchronous
-        self._operation = operation
+        self.operation = operation
         self._result = result
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -67,11 +70,17 @@ class Work:
         Raises:
             CollectiveError: the operation failed.
         """
-        operation = self._operation
+        operation = self.operation
         if operation is None:
             return True
-        if not operation.join(timeout):
-            return False
+        clock = timing_observer.current
+        start = 0.0 if clock is None else time.monotonic()
+        try:
+            if not operation.join(timeout):
+                return False
+        finally:
+            if clock is not None:
+                clock.blocked(start, time.monotonic())
         operation.raise_error()
         return True
 
@@ -86,34 +95,37 @@ class Work:
 
     def done(self) -> bool:
         """Whether the operation is finished, well or not."""
-        return self._operation is None or self._operation.finished
+        return self.operation is None or self.operation.finished
 
     def exception(self) -> BaseException | None:
         """What ended a finished operation, or None."""
-        return self._operation.error if self._operation is not None else None
+        return self.operation.error if self.operation is not None else None
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         """Call `callback(work)` once the operation is finished, on a thread where it may block."""
-        if self._operation is None:
+        if self.operation is None:
             callback(self)
         else:
-            self._operation.on_finish(lambda: callback(self))
+            self.operation.on_finish(lambda: callback(self))
 
     @property
     def source_rank(self) -> int:
         """Of a receive: the rank that sent; −1 for other operations."""
-        peer = getattr(self._operation, "peer", None)
+        peer = getattr(self.operation, "peer", None)
         return -1 if peer is None else int(peer)
 
     @property
     def timing(self) -> Timing:
         """Times and bytes of a finished operation."""
-        operation = self._operation
+        operation = self.operation
         if operation is None:
             return Timing(0.0, 0.0, 0.0, 0.0, 0)
-        waited = max(0.0, operation.heard - operation.started) if operation.heard else 0.0
         return Timing(
-            operation.issued, operation.started, operation.done_at, waited, operation.sent
+            operation.issued,
+            operation.started,
+            operation.done_at,
+            operation.waited,
+            operation.sent,
         )
 
 
