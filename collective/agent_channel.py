@@ -77,11 +77,11 @@ class AgentChannel:
         self._forked = False
         #: messages that were dropped because the agent did not take them in time
         self.dropped = 0
-        self._queue(
-            RankHello(
-                protocol=RANK_PROTOCOL, attempt=attempt, rank=rank, token=token, pid=os.getpid()
-            )
+        hello = RankHello(
+            protocol=RANK_PROTOCOL, attempt=attempt, rank=rank, token=token, pid=os.getpid()
         )
+        with self._changed:
+            self._queue(hello)
         self._threads = [
             threading.Thread(target=self._write, name="unisono-agent-writer", daemon=True),
             threading.Thread(target=self._read, name="unisono-agent-reader", daemon=True),

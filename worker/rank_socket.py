@@ -46,6 +46,8 @@ class RankConnection:
         self.rank = hello.rank
         self.pid = hello.pid
         self._socket = connection
+        self._lock = threading.Lock()
+        self._stopped = False
         self._outgoing: queue.SimpleQueue[tuple[bytes, socket.socket | None] | None] = (
             queue.SimpleQueue()
         )
@@ -55,7 +57,12 @@ class RankConnection:
     def send(self, message: Message, passed: socket.socket | None = None) -> None:
         """Queue a message, with the descriptor of a socket that the rank takes over."""
         body = encode(message).encode()
-        self._outgoing.put((_LENGTH.pack(len(body)) + body, passed))
+        with self._lock:
+            if not self._stopped:
+                self._outgoing.put((_LENGTH.pack(len(body)) + body, passed))
+                return
+        if passed is not None:
+            passed.close()
 
     def write_all(self) -> None:
         """Send what is queued until `stop`: the body of the connection's writing thread."""
@@ -74,8 +81,10 @@ class RankConnection:
                     passed.close()
 
     def stop(self) -> None:
-        """End the writing thread."""
-        self._outgoing.put(None)
+        """End the writing thread; what is sent from now on goes nowhere."""
+        with self._lock:
+            self._stopped = True
+            self._outgoing.put(None)
 
 
 class RankOwner(Protocol):
