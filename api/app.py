@@ -44,9 +44,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     errors.install(app)
-    app.add_middleware(
-        BodyLimit, limit=settings.body_limit, exempt=frozenset({f"{PREFIX}/bundles"})
-    )
+    # The form for a new job may carry a bundle; its page bounds it as such.
+    exempt = frozenset({f"{PREFIX}/bundles", "/jobs/new"})
+    app.add_middleware(BodyLimit, limit=settings.body_limit, exempt=exempt)
     app.add_middleware(SecurityHeaders)
     for router in (jobs.router, nodes.router, access.router, health.cluster_router):
         app.include_router(router, prefix=PREFIX)

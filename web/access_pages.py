@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from web.client import Api, ApiProblem, copy_cookies
 from web.format import path_part
 from web.rendering import page
-from web.routing import FORM_FIELDS, CurrentUser, PageRoute, User, see_other, text
+from web.routing import FORM_FIELDS, CurrentUser, PageRoute, User, failure, see_other, text
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -57,6 +58,11 @@ async def login_form(request: Request, next: str = "") -> Response:
 @router.post("/login")
 async def login(request: Request) -> Response:
     """Take the code, answer with a session's cookie."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.url.netloc:
+        # Another site could log its visitors in as somebody else.
+        detail = "this login comes from a page of another server"
+        return failure(request, 403, "Not allowed", detail, "origin-refused")
     form = await request.form(max_files=0, max_fields=FORM_FIELDS)
     next_ = text(form, "next")
     async with Api(request) as api:

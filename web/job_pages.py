@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from api.schemas import JobRequest
@@ -38,6 +39,7 @@ async def new_job(user: CurrentUser, source: str = "") -> Response:
 @router.post("/jobs/new")
 async def start_job(user: CurrentUser) -> Response:
     """Start the job that the form describes, or show what is wrong with it."""
+    _bound(user)
     form = await user.form()
     values = forms.typed(form)
     errors = await _take_file(user, form, values)
@@ -53,6 +55,24 @@ async def start_job(user: CurrentUser) -> Response:
         fields = {k if k in forms.FIELDS else "": said for k, said in problem.fields.items()}
         return await _form_page(user, values, fields or {"": problem.detail}, problem.status)
     return see_other(views.job_url(job["id"]))
+
+
+def _bound(user: User) -> None:
+    """Refuse a form that is larger than a bundle may be, before any of it is read.
+
+    Raises:
+        HTTPException: it is, or does not say how large it is.
+    """
+    settings = user.request.app.state.settings
+    length = user.request.headers.get("content-length", "")
+    if not length.isdecimal():
+        raise HTTPException(411, "The form does not say how long it is.")
+    if int(length) > settings.bundle_limit + settings.body_limit:
+        raise HTTPException(
+            413,
+            f"A bundle may have {settings.bundle_limit} bytes; leave data out of it and name a "
+            "path on the nodes instead.",
+        )
 
 
 async def _start(user: User, request: JobRequest, values: forms.Values, csrf: str) -> Any:

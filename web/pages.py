@@ -37,6 +37,7 @@ class _Static(StaticFiles):
         return response
 
 
+register_url_convertor("notapi", _NotApi())
 _unknown = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
@@ -49,7 +50,6 @@ async def unknown(request: Request, path: str) -> Response:
 
 def mount(app: FastAPI) -> None:
     """Add the pages and their static files; called after the API's routes are there."""
-    register_url_convertor("notapi", _NotApi())
     app.mount("/static", _Static(directory=os.fspath(STATIC)), name="static")
     for router in (access_pages.router, cluster_pages.router, job_pages.router, _unknown):
         app.include_router(router)

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from web.client import Api, ApiProblem
-from web.rendering import SECURITY_HEADERS, page
+from web.rendering import PAGE_HEADERS, page
 
 #: of forms without a file: more than any honest one needs
 FORM_FIELDS = 64
@@ -79,7 +79,7 @@ CurrentUser = Annotated[User, Depends(user)]
 
 def see_other(url: str) -> RedirectResponse:
     """On to another page after a form was taken."""
-    return RedirectResponse(url, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
+    return RedirectResponse(url, 303, PAGE_HEADERS)
 
 
 def login_redirect(request: Request) -> RedirectResponse:

@@ -258,7 +258,7 @@ def rank_notes(ranks: Iterable[Plain]) -> list[str]:
     """What ranks reported as a reason why something is missing, each once."""
     notes: dict[str, list[int]] = {}
     for rank in ranks:
-        reason = (rank.get("report") or {}).get("no_timings")
+        reason = (rank.get("report") or {}).get("timings_reason")
         if reason:
             notes.setdefault(str(reason), []).append(rank["rank"])
     return [

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from api.deps import ControlDep, Viewer
 from api.errors import Problem
 from api.queries import cluster_snapshot
-from api.routes.jobs import event_stream
+from api.routes.jobs import LastEventId, event_stream
 from collective.messages import AGENT_PROTOCOL
 
 router = APIRouter(tags=["server"])
@@ -44,13 +44,15 @@ async def version() -> dict[str, str]:
 
 
 @cluster_router.get("/events")
-async def get_events(request: Request, control: ControlDep, who: Viewer) -> Any:
+async def get_events(
+    request: Request, control: ControlDep, who: Viewer, last_event_id: LastEventId = None
+) -> Any:
     """Server-sent events of the cluster: nodes and jobs."""
     return event_stream(
         control.hub.stream(
             control.cluster.channel,
             who,
-            request.headers.get("last-event-id"),
+            request.headers.get("last-event-id", last_event_id),
             lambda: cluster_snapshot(control),
         )
     )

@@ -28,6 +28,8 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 State = Literal[
     "queued", "starting", "running", "cancelling", "completed", "failed", "cancelled", "lost"
 ]
+#: as the header, for a browser's stream that was closed and is opened again by the page
+LastEventId = Annotated[str | None, Query(max_length=100)]
 Cursor = Annotated[str | None, Query(max_length=200)]
 
 
@@ -39,7 +41,7 @@ async def start_job(
     Raises:
         Problem: its bundle is unknown, or the key was used for another job.
     """
-    spec = request.model_dump(exclude_unset=False, exclude={"name"})
+    spec = request.model_dump(exclude={"name"}, exclude_none=True)
     digest = hashlib.sha256(
         json.dumps([request.title(), spec], sort_keys=True).encode("utf-8", "surrogatepass")
     ).hexdigest()
@@ -229,7 +231,11 @@ def _next_piece(
 
 @router.get("/{job_id}/events", response_class=StreamingResponse)
 async def get_events(
-    request: Request, control: ControlDep, who: Viewer, job_id: str
+    request: Request,
+    control: ControlDep,
+    who: Viewer,
+    job_id: str,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
     """Server-sent events of one job."""
     await queries.job_row(control, job_id)
@@ -237,7 +243,7 @@ async def get_events(
         control.hub.stream(
             control.channel_of(job_id),
             who,
-            request.headers.get("last-event-id"),
+            request.headers.get("last-event-id", last_event_id),
             lambda: queries.job_snapshot(control, job_id),
         )
     )
