@@ -19,7 +19,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 #: rows of the table of ranks
 RANKS = 400
-#: up to this many ranks the server works out medians itself; beyond, the event stream brings them
+#: up to this many ranks the server works out the times itself; beyond, the event stream brings them
 TIMED_RANKS = 64
 #: bytes of the log's end that come with the page
 TAIL = 16 << 10

@@ -12,7 +12,7 @@ from typing import Any
 
 from web import format as fmt
 
-#: medians are over this many of the last steps, here and in static/steps.js
+#: figures of a typical step look at this many of the last ones, here and in static/steps.js
 WINDOW = 50
 PHASES = ("total", "data", "compute", "exposed", "optimizer")
 JOB_STATES = (
@@ -214,15 +214,21 @@ def node_facts(node: Plain) -> list[tuple[str, str]]:
     ]
 
 
-def medians(columns: Plain | None) -> dict[str, float | None]:
-    """Median of each phase over the last ordinary steps of one rank; None without steps."""
+def typical(columns: Plain | None) -> dict[str, float | None]:
+    """The phases of a typical step of one rank, in seconds; None without steps.
+
+    The mean over the middle half of the last ordinary steps by their total: unlike medians of
+    each phase, the parts add up to the whole, and rare long steps do not count.
+    """
     if not columns or not columns["step"]:
         return dict.fromkeys(PHASES)
     ordinary = [k for k, label in enumerate(columns["label"]) if label == "step"][-WINDOW:]
     chosen = ordinary or [len(columns["step"]) - 1]
+    chosen.sort(key=lambda k: fmt.num(columns["total"][k]) or 0.0)
+    quarter = len(chosen) // 4
+    middle = chosen[quarter : len(chosen) - quarter]
     return {
-        name: statistics.median_high([fmt.num(columns[name][k]) or 0.0 for k in chosen])
-        for name in PHASES
+        name: statistics.fmean(fmt.num(columns[name][k]) or 0.0 for k in middle) for name in PHASES
     }
 
 
@@ -240,7 +246,7 @@ def shown_rank(rank: Plain, columns: Plain | None, job: Plain) -> dict[str, Any]
         "state_text": state,
         "exit_text": exit_text(rank.get("exit_code"), rank.get("signal")),
         "last_step": rank.get("step"),
-        "phases": medians(columns),
+        "phases": typical(columns),
         "role": role(rank["rank"], job),
     }
 

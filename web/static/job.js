@@ -79,9 +79,8 @@ function drawSteps() {
   const ranks = [...steps.ranks.keys()].sort((a, b) => a - b);
   const rows = [];
   for (const rank of ranks) {
-    const medians = steps.medians(rank);
-    if (!medians) continue;
-    rows.push({ rank, node: nodes.get(rank) ?? "", ...medians });
+    const typical = steps.typical(rank);
+    if (typical) rows.push({ rank, node: nodes.get(rank) ?? "", ...typical });
   }
   phases.set(rows);
   fillTable(rows);

@@ -47,7 +47,7 @@ export class Phases {
     this.ask = drawer(host, () => this.#draw());
   }
 
-  /** @param {{rank: number, node: string, total: number, data: number, …}[]} rows medians, in seconds */
+  /** @param {{rank: number, node: string, total: number, data: number, …}[]} rows typical steps, in seconds */
   set(rows) {
     this.rows = rows;
     this.ask();
@@ -66,7 +66,7 @@ export class Phases {
     let rows = this.rows;
     if (rows.length > MOST) {
       rows = [...rows].sort((a, b) => own(b) - own(a)).slice(0, MOST);
-      this.note.textContent = `median per rank: ${MOST} of ${this.rows.length}, most own work first`;
+      this.note.textContent = `typical step: ${MOST} of ${this.rows.length}, most own work first`;
     }
     const width = Math.max(240, this.host.clientWidth - 16);
     const narrow = width < 460;

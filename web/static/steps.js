@@ -5,7 +5,7 @@ import { num } from "./format.js";
 /** Steps kept per rank, and rows of metrics kept: what a chart can show, not the whole run. */
 const KEEP_STEPS = 2000;
 const KEEP_METRICS = 6000;
-/** Medians are over this many of the last steps, as in the table that the server renders. */
+/** A typical step looks at this many of the last ones, as in the table that the server renders. */
 export const WINDOW = 50;
 const COLUMNS = ["total", "data", "compute", "exposed", "optimizer", "waited"];
 
@@ -62,8 +62,12 @@ export class Steps {
     return Math.max(...[...this.ranks.values()].map((kept) => kept.at.at(-1) ?? -Infinity));
   }
 
-  /** Medians of the last ordinary steps of a rank, in seconds; null before the first. */
-  medians(rank) {
+  /**
+   * The phases of a typical step of a rank, in seconds; null before the first step. The mean over
+   * the middle half of the last ordinary steps by their total: unlike medians of each phase, the
+   * parts add up to the whole, and rare long steps do not count.
+   */
+  typical(rank) {
     const kept = this.ranks.get(rank);
     if (!kept || !kept.step.length) return null;
     const chosen = [];
@@ -71,8 +75,11 @@ export class Steps {
       if (kept.label[k] === "step") chosen.push(k);
     }
     if (!chosen.length) chosen.push(kept.step.length - 1);
+    chosen.sort((a, b) => kept.total[a] - kept.total[b]);
+    const quarter = Math.floor(chosen.length / 4);
+    const middle = chosen.slice(quarter, chosen.length - quarter);
     const out = { last: kept.step.at(-1) };
-    for (const name of COLUMNS) out[name] = median(chosen.map((k) => kept[name][k]));
+    for (const name of COLUMNS) out[name] = mean(middle.map((k) => kept[name][k]));
     return out;
   }
 
@@ -112,9 +119,9 @@ export class Steps {
   }
 }
 
-export function median(values) {
-  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
-  return sorted.length ? sorted[sorted.length >> 1] : 0;
+function mean(values) {
+  const finite = values.filter(Number.isFinite);
+  return finite.length ? finite.reduce((sum, value) => sum + value, 0) / finite.length : 0;
 }
 
 export class Metrics {
