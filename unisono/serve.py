@@ -136,7 +136,7 @@ def _first_words(session: Session, settings: Settings, listener: socket.socket) 
     for role in ("operator", "admin"):
         path = folder / f"{role}.token"
         if not path.exists():
-            issued = Tokens.make(session, "api", role, f"{role}.token", settings.token_ttl)
+            issued = Tokens.make(session, "api", role, role, settings.token_ttl)
             _write_secret(path, issued.secret)
     join = folder / "join.token"
     fresh = session.scalar(
@@ -152,7 +152,7 @@ def _first_words(session: Session, settings: Settings, listener: socket.socket) 
         _write_secret(join, issued.secret)
     code = None
     if first:
-        code = Tokens.make(session, "code", "admin", "first login", settings.login_code_ttl).secret
+        code = Tokens.make(session, "code", "admin", "admin", settings.login_code_ttl).secret
     return FirstWords(_url(settings, listener), join, folder / "operator.token", code)
 
 
