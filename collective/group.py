@@ -207,8 +207,12 @@ class Group:
 
     # -- issuing ------------------------------------------------------------------------------
 
-    def _refuse(self, error: Refused, name: str) -> Refused:
-        """Tell the other ranks, who may have issued the operation, that it does not take place."""
+    def refuse(self, error: Refused, name: str) -> Refused:
+        """Tell the other ranks, who may have issued the operation, that it does not take place.
+
+        Returns:
+            The error, which now knows the operation and this rank.
+        """
         error.operation = name
         error.rank = self.rank
         error.node = self.nodes[self.rank]
@@ -298,7 +302,7 @@ class Group:
             check_tensor(tensor, "the tensor", written=True)
             check_reduction(op, tensor.dtype)
         except Refused as error:
-            raise self._refuse(error, "all_reduce") from None
+            raise self.refuse(error, "all_reduce") from None
         buffer = Buffer(tensor, widen=True)
         array = buffer.array
         schedule, strategy = self._schedule(Kind.ALL_REDUCE, array.nbytes)
@@ -335,7 +339,7 @@ class Group:
             check_tensor(tensor, "the tensor", written=self.rank == dst)
             check_reduction(op, tensor.dtype)
         except Refused as error:
-            raise self._refuse(error, "reduce") from None
+            raise self.refuse(error, "reduce") from None
         here = self.rank == dst
         schedule, strategy = self._schedule(Kind.REDUCE, tensor.nbytes, dst)
         folds = any(
@@ -373,7 +377,7 @@ class Group:
             self._check_rank(src, "src")
             check_tensor(tensor, "the tensor", written=self.rank != src)
         except Refused as error:
-            raise self._refuse(error, "broadcast") from None
+            raise self.refuse(error, "broadcast") from None
         buffer = Buffer(tensor)
         array = buffer.array
         schedule, strategy = self._schedule(Kind.BROADCAST, array.nbytes, src)
@@ -408,7 +412,7 @@ class Group:
             check_reduction(op, output.dtype)
             parts = self._parts(inputs, "inputs", output, written=False, equal=False)
         except Refused as error:
-            raise self._refuse(error, "reduce_scatter") from None
+            raise self.refuse(error, "reduce_scatter") from None
         wide = [Buffer(part, widen=True, private=True).array for part in parts]
         total = sum(array.nbytes for array in wide)
         schedule, strategy = self._schedule(Kind.REDUCE_SCATTER, total)
@@ -455,7 +459,7 @@ class Group:
                     f"but input has {input.numel()}"
                 )
         except Refused as error:
-            raise self._refuse(error, "all_gather") from None
+            raise self.refuse(error, "all_gather") from None
         buffers = [Buffer(part) for part in parts]
         own = buffers[self.rank].array
         own[...] = Buffer(input).array
@@ -488,7 +492,7 @@ class Group:
             check_tensor(input, "input", written=False)
             parts = self._rooted_parts(outputs, "outputs", input, dst, written=True)
         except Refused as error:
-            raise self._refuse(error, "gather") from None
+            raise self.refuse(error, "gather") from None
         source = Buffer(input)
         buffers: list[Buffer] = []
         arrays = [source.array] * self.size
@@ -524,7 +528,7 @@ class Group:
             check_tensor(output, "output", written=True)
             parts = self._rooted_parts(inputs, "inputs", output, src, written=False)
         except Refused as error:
-            raise self._refuse(error, "scatter") from None
+            raise self.refuse(error, "scatter") from None
         target = Buffer(output)
         arrays = [target.array] * self.size
         if parts is not None:
@@ -568,7 +572,7 @@ class Group:
                     f"outputs[{self.rank}] {outputs[self.rank].numel()}"
                 )
         except Refused as error:
-            raise self._refuse(error, "all_to_all") from None
+            raise self.refuse(error, "all_to_all") from None
         targets = [Buffer(tensor) for tensor in outputs]
         sources = [Buffer(tensor).array for tensor in inputs]
         targets[self.rank].array[...] = sources[self.rank]

@@ -26,7 +26,8 @@ from collective.torch_identity import Identity
 from collective.torch_work import FailedWork, FinishedWork, TorchWork, seconds
 from collective.work import Work
 
-Tensors = Sequence[torch.Tensor]
+#: tensors that will hold the results, and the arguments of each call of a group's method
+Call = tuple[list[torch.Tensor], list[tuple[Any, ...]]]
 
 _OPERATIONS = (
     (dist.ReduceOp.SUM, "sum"),
@@ -112,25 +113,35 @@ class UnisonoProcessGroup(Identity):
 
     # --- how calls are carried out -----------------------------------------------------------
 
-    def _run(
-        self,
-        options: Any,
-        tensors: list[torch.Tensor],
-        calls: Sequence[tuple[str, tuple[Any, ...]]],
-    ) -> TorchWork:
-        """Carry out calls of the group, one after the other; `tensors` are the results."""
+    def _run(self, name: str, options: Any, build: Callable[[], Call]) -> TorchWork:
+        """Carry out one call of torch.
+
+        Args:
+            name: the group's method.
+            options: torch's, with ``timeout`` and ``asyncOp``.
+            build: returns the tensors that will hold the results, and the arguments of each call
+                of the method; what it refuses is refused on all ranks.
+        """
         self._sequence += 1
         timeout = seconds(getattr(options, "timeout", None))
         synchronous = not getattr(options, "asyncOp", True) and self._together is None
         works: list[Work] = []
+        tensors: list[torch.Tensor] = []
         try:
             group = self.group
-            for name, arguments in calls:
+            try:
+                tensors, calls = build()
+            except Refused as error:
+                if name not in ("send", "recv"):
+                    group.refuse(error, name)
+                raise
+            for arguments in calls:
                 work = getattr(group, name)(*arguments, async_op=not synchronous, timeout=timeout)
                 works.append(work)
-        except BaseException as error:
-            if not isinstance(error, Exception) or torch._C._current_graph_task_id() == -1:
+        except Exception as error:
+            if torch._C._current_graph_task_id() == -1:
                 raise
+            # in a backward C++ code listens
             return FailedWork(error, tensors)
         if synchronous:
             return FinishedWork(tensors)
@@ -152,33 +163,34 @@ class UnisonoProcessGroup(Identity):
     # --- reductions ----------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
-        tensors = _tensors(tensors, "all_reduce")
-        op = _operation(opts)
-        return self._run(opts, tensors, [("all_reduce", (plain(one, op), op)) for one in tensors])
+        def build() -> Call:
+            found, op = _tensors(tensors), _operation(opts)
+            return found, [(plain(one, op), op) for one in found]
+
+        return self._run("all_reduce", opts, build)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> TorchWork:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
-        tensor = _one(tensors, "reduce")
-        op = _operation(opts)
-        return self._run(opts, [tensor], [("reduce", (plain(tensor, op), _root(opts), op))])
+        def build() -> Call:
+            tensor, op = _one(tensors), _operation(opts)
+            return [tensor], [(plain(tensor, op), _root(opts), op)]
+
+        return self._run("reduce", opts, build)
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> TorchWork:
-        outputs = _tensors(outputs, "reduce_scatter")
-        if isinstance(inputs[0], torch.Tensor):
-            inputs = [inputs]
-        op = _operation(opts)
-        return self._run(
-            opts,
-            outputs,
-            [
-                ("reduce_scatter", (plain(out, op), [plain(part, op) for part in parts], op))
-                for out, parts in _pairs(outputs, inputs, "reduce_scatter")
-            ],
-        )
+        def build() -> Call:
+            found, op = _tensors(outputs), _operation(opts)
+            lists = [inputs] if isinstance(inputs[0], torch.Tensor) else inputs
+            return found, [
+                (plain(out, op), [plain(part, op) for part in parts], op)
+                for out, parts in _pairs(found, lists)
+            ]
+
+        return self._run("reduce_scatter", opts, build)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -188,36 +200,32 @@ class UnisonoProcessGroup(Identity):
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> TorchWork:
-        outputs = _tensors(outputs, "reduce_scatter_single")
-        op = _operation(opts)
-        return self._run(
-            opts,
-            outputs,
-            [
-                ("reduce_scatter", (plain(out, op), plain(whole, op), op))
-                for out, whole in _pairs(outputs, inputs, "reduce_scatter_single")
-            ],
-        )
+        def build() -> Call:
+            found, op = _tensors(outputs), _operation(opts)
+            return found, [
+                (plain(out, op), plain(whole, op), op) for out, whole in _pairs(found, inputs)
+            ]
+
+        return self._run("reduce_scatter", opts, build)
 
     # --- data that only travels ----------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
-        tensors = _tensors(tensors, "broadcast")
-        root = _root(opts)
-        return self._run(opts, tensors, [("broadcast", (plain(one), root)) for one in tensors])
+        def build() -> Call:
+            found, root = _tensors(tensors), _root(opts)
+            return found, [(plain(one), root) for one in found]
+
+        return self._run("broadcast", opts, build)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
-        inputs = _tensors(inputs, "all_gather")
-        if isinstance(outputs[0], torch.Tensor):
-            outputs = [outputs]
-        return self._run(
-            opts,
-            [part for parts in outputs for part in parts],
-            [
-                ("all_gather", ([plain(part) for part in parts], plain(one)))
-                for parts, one in _pairs(outputs, inputs, "all_gather")
-            ],
-        )
+        def build() -> Call:
+            lists = [outputs] if isinstance(outputs[0], torch.Tensor) else outputs
+            return [part for parts in lists for part in parts], [
+                ([plain(part) for part in parts], plain(one))
+                for parts, one in _pairs(lists, _tensors(inputs))
+            ]
+
+        return self._run("all_gather", opts, build)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         return self.allgather(outputs, inputs, opts)
@@ -228,37 +236,36 @@ class UnisonoProcessGroup(Identity):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
-        outputs = _tensors(outputs, "all_gather_single")
-        return self._run(
-            opts,
-            outputs,
-            [
-                ("all_gather", (plain(whole), plain(one)))
-                for whole, one in _pairs(outputs, inputs, "all_gather_single")
-            ],
-        )
+        def build() -> Call:
+            found = _tensors(outputs)
+            return found, [(plain(whole), plain(one)) for whole, one in _pairs(found, inputs)]
 
-    def gather(  # type: ignore[override]
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> TorchWork:
-        tensor = _one(inputs, "gather")
-        root = _root(opts)
-        parts = list(outputs[0]) if self._rank == root else None
-        places = None if parts is None else [plain(part) for part in parts]
-        return self._run(opts, parts or [], [("gather", (plain(tensor), places, root))])
+        return self._run("all_gather", opts, build)
 
-    def scatter(  # type: ignore[override]
-        self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> TorchWork:
-        tensor = _one(outputs, "scatter")
-        root = _root(opts)
-        parts = [plain(part) for part in inputs[0]] if self._rank == root else None
-        return self._run(opts, [tensor], [("scatter", (plain(tensor), parts, root))])
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
+        def build() -> Call:
+            tensor, root = _one(inputs), _root(opts)
+            parts = list(outputs[0]) if self._rank == root else []
+            places = [plain(part) for part in parts] if self._rank == root else None
+            return parts, [(plain(tensor), places, root)]
+
+        return self._run("gather", opts, build)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
+        def build() -> Call:
+            tensor, root = _one(outputs), _root(opts)
+            parts = [plain(part) for part in inputs[0]] if self._rank == root else None
+            return [tensor], [(plain(tensor), parts, root)]
+
+        return self._run("scatter", opts, build)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
-        outputs = _tensors(outputs, "all_to_all")
-        parts = [plain(part) for part in _tensors(inputs, "all_to_all")]
-        return self._run(opts, outputs, [("all_to_all", ([plain(one) for one in outputs], parts))])
+        def build() -> Call:
+            found = _tensors(outputs)
+            parts = [plain(part) for part in _tensors(inputs)]
+            return found, [([plain(one) for one in found], parts)]
+
+        return self._run("all_to_all", opts, build)
 
     def all_to_all_single(
         self,
@@ -268,26 +275,33 @@ class UnisonoProcessGroup(Identity):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> TorchWork:
-        outputs = _split(plain(output), output_splits, self._size, "output")
-        inputs = _split(plain(input), input_splits, self._size, "input")
-        return self._run(opts, [output], [("all_to_all", (outputs, inputs))])
+        def build() -> Call:
+            outputs = _split(plain(output), output_splits, self._size, "output")
+            inputs = _split(plain(input), input_splits, self._size, "input")
+            return [output], [(outputs, inputs)]
+
+        return self._run("all_to_all", opts, build)
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._run(opts, [], [("barrier", ())])
+        return self._run("barrier", opts, lambda: ([], [()]))
 
     # --- point to point ------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> TorchWork:
-        tensor = _one(tensors, "send")
-        return self._run(None, [tensor], [("send", (plain(tensor), peer, tag))])
+        return self._message("send", tensors, peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> TorchWork:
-        tensor = _one(tensors, "recv")
-        return self._run(None, [tensor], [("recv", (plain(tensor), peer, tag))])
+        return self._message("recv", tensors, peer, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
-        tensor = _one(tensors, "recv")
-        return self._run(None, [tensor], [("recv", (plain(tensor), None, tag))])
+        return self._message("recv", tensors, None, tag)
+
+    def _message(self, name: str, tensors: Any, peer: int | None, tag: int) -> TorchWork:
+        def build() -> Call:
+            tensor = _one(tensors)
+            return [tensor], [(plain(tensor), peer, tag)]
+
+        return self._run(name, None, build)
 
     # names before torch 2.13
     _allgather_base = all_gather_single
@@ -331,24 +345,24 @@ def plain(tensor: torch.Tensor, op: str | None = None) -> torch.Tensor:
     return tensor
 
 
-def _tensors(tensors: Any, operation: str) -> list[torch.Tensor]:
+def _tensors(tensors: Any) -> list[torch.Tensor]:
     found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if not found:
-        raise Refused(f"{operation}: no tensor was given")
+        raise Refused("no tensor was given")
     return found
 
 
-def _one(tensors: Any, operation: str) -> torch.Tensor:
-    found = _tensors(tensors, operation)
+def _one(tensors: Any) -> torch.Tensor:
+    found = _tensors(tensors)
     if len(found) != 1:
-        raise Refused(f"{operation}: one tensor per call, got {len(found)}")
+        raise Refused(f"one tensor per call, not {len(found)}")
     return found[0]
 
 
-def _pairs(one: Sequence[Any], two: Any, operation: str) -> list[tuple[Any, Any]]:
+def _pairs(one: Sequence[Any], two: Any) -> list[tuple[Any, Any]]:
     other = [two] if isinstance(two, torch.Tensor) else list(two)
     if len(one) != len(other):
-        raise Refused(f"{operation}: {len(one)} outputs, but {len(other)} inputs")
+        raise Refused(f"{len(one)} outputs, but {len(other)} inputs")
     return list(zip(one, other, strict=True))
 
 
@@ -364,8 +378,10 @@ def _operation(options: Any) -> str:
     for operation, name in _OPERATIONS:
         if wanted == operation:
             return name
+    kind = str(getattr(wanted, "op", wanted)).rpartition(".")[2]
     raise Refused(
-        f"the reduction {wanted!s} is not supported; scale before a SUM instead of PREMUL_SUM"
+        f"the reduction {kind} is not supported"
+        + ("; multiply before a SUM instead" if kind == "PREMUL_SUM" else "")
     )
 
 
@@ -377,13 +393,13 @@ def _split(
     if not sizes:
         if not tensor.dim() or rows % ranks:
             raise Refused(
-                f"all_to_all_single: the {which}'s first dimension ({rows}) is not divisible by "
+                f"the {which}'s first dimension ({rows}) is not divisible by "
                 f"{ranks} ranks; give {which}_split_sizes"
             )
         return _cut(tensor, [rows // ranks] * ranks)
     if len(sizes) != ranks or sum(sizes) != rows:
         raise Refused(
-            f"all_to_all_single: {which}_split_sizes {list(sizes)} must be {ranks} numbers that "
+            f"{which}_split_sizes {list(sizes)} must be {ranks} numbers that "
             f"sum to {rows}, the {which}'s first dimension"
         )
     return _cut(tensor, sizes)

@@ -7,9 +7,12 @@ end the process in DDP's backward, while an exception of a ``then`` callback com
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -46,6 +49,13 @@ def future_on(tensors: Sequence[torch.Tensor]) -> Future:
         if tensor.is_cuda and tensor.device not in devices:
             devices.append(tensor.device)
     return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
+
+
+def _called_by_engine(frame: FrameType) -> bool:
+    """Whether C++ code called (DDP's reducer): the frame is then that of the running backward."""
+    return frame.f_code.co_name == "_engine_run_backward" or (
+        "/torch/autograd/" in frame.f_code.co_filename
+    )
 
 
 class TorchWork(dist.Work):
@@ -103,7 +113,20 @@ class TorchWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future:
-        """A future with the result, completed on a thread that may wait for other collectives."""
+        """A future with the result, completed on a thread that may wait for other collectives.
+
+        A communication hook of DDP that is written in Python gets one that is done: its callbacks
+        (PowerSGD's issue further collectives) then run at once, in the order of the buckets, which
+        is the same on all ranks.  On threads they would race, and ranks would mix them up.
+        """
+        if torch._C._current_graph_task_id() != -1 and not _called_by_engine(sys._getframe(1)):
+            for work in self._works:
+                operation = work.operation
+                if operation is not None and not operation.finished:
+                    start = time.monotonic()
+                    operation.join()
+                    if (observer := timing_observer.current) is not None:
+                        observer.blocked(start, time.monotonic())
         with self._lock:
             if self._future is None:
                 self._future = self._make_future()
@@ -128,6 +151,10 @@ class TorchWork(dist.Work):
         left = len(self._works)
         lock = threading.Lock()
 
+        if self.is_completed():
+            base.set_result(tensors)
+            return handed_out
+
         def one_done(_: Work) -> None:
             nonlocal left
             with lock:
@@ -136,8 +163,6 @@ class TorchWork(dist.Work):
             if last:
                 base.set_result(tensors)
 
-        if not left:
-            base.set_result(tensors)
         for work in self._works:
             work.add_done_callback(one_done)
         return handed_out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import pickle
+import signal
 import sys
 import time
 import traceback
@@ -13,6 +15,8 @@ import torch
 from ranks import Outcome
 
 torch.set_num_threads(1)
+# the pool asks for it when this rank does not answer
+faulthandler.register(signal.SIGUSR1)
 
 
 def call(request: bytes) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -137,6 +138,7 @@ class RankPool:
             ready = wait(list(waiting), max(0.0, left))
             if not ready and left <= 0:
                 late = sorted(waiting.values())
+                self._show_stacks()
                 self.kill()
                 raise RankFailed(f"ranks {late} did not answer within {timeout:g} s")
             for pipe in ready:
@@ -174,9 +176,19 @@ class RankPool:
         try:
             for process in self.processes:
                 process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._show_stacks()
+            raise
         finally:
             self.kill()
         return [process.returncode for process in self.processes]
+
+    def _show_stacks(self) -> None:
+        """Have the ranks that still run write their threads' stacks to standard error."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)  # a signal has no answer
 
     def kill(self) -> None:
         """End all ranks at once."""
