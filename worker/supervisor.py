@@ -212,6 +212,7 @@ class Supervisor:
         self._selector.register(self._control, selectors.EVENT_READ, "control")
         if not self._start(configuration):
             self._children = False
+        self._obey()  # an order may have come right behind the configuration
         while True:
             self._reap()
             if not self._children and not self._said_over:
@@ -447,6 +448,9 @@ class Supervisor:
             self._agent_gone()
             return
         self._commands += data
+        self._obey()
+
+    def _obey(self) -> None:
         while b"\n" in self._commands:
             line, _, rest = bytes(self._commands).partition(b"\n")
             self._commands = bytearray(rest)

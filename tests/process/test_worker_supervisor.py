@@ -250,6 +250,14 @@ def test_ending_gives_the_grace_and_spares_neighbours(lab: Lab, tmp_path: Path) 
     other.close()
 
 
+def test_an_order_to_end_right_behind_the_start_is_obeyed(lab: Lab) -> None:
+    """A rank that is ended in the moment of its start does not run on."""
+    lab.start([*PYTHON, "import time; time.sleep(1000)"])
+    lab.process.end(5.0, "cancelled")
+    lab.finish(5.0)
+    assert (lab.states()[-1].signal, lab.states()[-1].message) == (15, "cancelled")
+
+
 def test_what_a_finished_rank_left_running_is_ended(lab: Lab) -> None:
     """A program that ends well but leaves children is over when they are gone."""
     lab.run("import os, time\nif os.fork() == 0: time.sleep(1000)", grace=2.0)
