@@ -43,20 +43,28 @@ class ReduceOp(str, Enum):
             raise Refused(f"unknown reduction {value!r}; there are {names}") from None
 
 
+def _minimum(a: Array, b: Array, out: Array) -> object:
+    return np.minimum(a, b, out=out)  # its third positional argument is deprecated
+
+
+def _maximum(a: Array, b: Array, out: Array) -> object:
+    return np.maximum(a, b, out=out)
+
+
 _FOLDS: dict[ReduceOp, Fold] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,
     ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: _minimum,
+    ReduceOp.MAX: _maximum,
     ReduceOp.BAND: np.bitwise_and,
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
 _BOOL_FOLDS: dict[ReduceOp, Fold] = {
     **_FOLDS,
-    ReduceOp.SUM: np.maximum,
-    ReduceOp.PRODUCT: np.minimum,
+    ReduceOp.SUM: _maximum,
+    ReduceOp.PRODUCT: _minimum,
 }
 _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _WIDENED = (torch.float16, torch.bfloat16)
