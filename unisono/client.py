@@ -6,8 +6,8 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -192,10 +192,11 @@ class ControlPlane:
         except httpx.HTTPError as error:
             raise Unreachable(self.access.url, _reason(error)) from None
 
-    async def events(self, path: str) -> AsyncIterator[Event]:
+    async def events(self, path: str) -> AsyncGenerator[Event, None]:
         """Events of a stream, for ever or until its `end`; reconnects where it left off.
 
-        A control plane that restarts is waited for: jobs go on meanwhile.
+        A control plane that restarts is waited for: jobs go on meanwhile.  Whoever stops before
+        the end closes the generator (`contextlib.aclosing`), and with it the connection.
 
         Raises:
             ApiError: the stream is refused.
@@ -205,18 +206,19 @@ class ControlPlane:
         while True:
             parser = EventParser(last_id)
             try:
-                async for event in self._events_once(path, parser):
-                    pause = 0.25
-                    yield event
-                    if event.name == "end" and event.data.get("reason") != "shutdown":
-                        return
+                async with aclosing(self._events_once(path, parser)) as events:
+                    async for event in events:
+                        pause = 0.25
+                        yield event
+                        if event.name == "end" and event.data.get("reason") != "shutdown":
+                            return
             except httpx.HTTPError:
                 pass  # the connection broke: the next try says whether there is still a server
             last_id = parser.last_id
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 5.0)
 
-    async def _events_once(self, path: str, parser: EventParser) -> AsyncIterator[Event]:
+    async def _events_once(self, path: str, parser: EventParser) -> AsyncGenerator[Event, None]:
         headers = {"Accept": "text/event-stream"}
         if parser.last_id is not None:
             headers["Last-Event-ID"] = parser.last_id

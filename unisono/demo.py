@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -193,12 +193,13 @@ class _Demo:
 
     async def _all_online(self, control_plane: ControlPlane) -> None:
         online: set[str] = set()
-        async for event in control_plane.events("events"):
-            for node in event.data.get("nodes") or []:
-                if node["state"] == "online" and len(node.get("devices") or []) >= SLOTS:
-                    online.add(node["name"])
-            if online >= set(NODES):
-                return
+        async with aclosing(control_plane.events("events")) as events:
+            async for event in events:
+                for node in event.data.get("nodes") or []:
+                    if node["state"] == "online" and len(node.get("devices") or []) >= SLOTS:
+                        online.add(node["name"])
+                if online >= set(NODES):
+                    return
 
     async def _train(
         self, warden: _WardenClient, control_plane: ControlPlane, script: Path
@@ -223,25 +224,27 @@ class _Demo:
         self.view.summary(self.job)
 
     async def _watch(self, control_plane: ControlPlane, job_id: str) -> None:
-        async for job in _states(control_plane, job_id):
-            if job["state"] != (self.job or {}).get("state"):
+        async with aclosing(control_plane.events(f"jobs/{job_id}/events")) as events:
+            async for event in events:
+                job = event.data.get("job")
+                if job is None:
+                    continue
+                self._note_state(job)
+                self.job = job
+                self.view.show(job)
                 if job["state"] in OVER:
-                    self.view.close()
-                    note(state_text(job))
-                else:
-                    self.view.phase(f"job {job['state']}")
-            self.job = job
-            self.view.show(job)
+                    return
 
-
-async def _states(control_plane: ControlPlane, job_id: str) -> AsyncIterator[dict[str, Any]]:
-    """The job each time that it changes, until it is over."""
-    async for event in control_plane.events(f"jobs/{job_id}/events"):
-        job = event.data.get("job")
-        if job is not None:
-            yield job
-            if job["state"] in OVER:
-                return
+    def _note_state(self, job: dict[str, Any]) -> None:
+        if job["state"] == (self.job or {}).get("state"):
+            return
+        if job["state"] in OVER:
+            self.view.close()
+            note(state_text(job))
+            if traceback := (job.get("cause") or {}).get("traceback"):
+                note(traceback.rstrip())
+        else:
+            self.view.phase(f"job {job['state']}")
 
 
 async def _within(work: Any, warden: _WardenClient, what: str) -> Any:

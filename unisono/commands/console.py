@@ -51,10 +51,10 @@ def run(work: Callable[[ControlPlane], Coroutine[Any, Any, T]]) -> T:
 
 
 def describe(error: ApiError) -> str:
-    """The problem document in the words of the control plane, one line per field."""
-    lines = [f"{error.detail} [{error.code}]"]
-    lines += [f"  {name}: {message}" if name else f"  {message}" for name, message in error.fields]
-    return "\n".join(lines)
+    """The problem document in the words of the control plane, one line per further field."""
+    fields = [f"{name}: {message}" if name else message for name, message in error.fields]
+    head = f"{error.detail} [{error.code}]"
+    return "\n  ".join([head, *(line for line in fields if line != error.detail)])
 
 
 def print_json(value: Any) -> None:
@@ -69,12 +69,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, title in enumerate(head):
+        # The first column is what other commands take: it must be whole.
+        shown.add_column(title, no_wrap=index == 0, min_width=_widest(rows) if index == 0 else None)
     for row in rows:
         shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     console = Console()
     # A pipe has no width to respect: cut nothing there.
     console.print(shown, width=None if console.is_terminal else 400)
+
+
+def _widest(rows: Sequence[Sequence[object]]) -> int | None:
+    return max((len(str(row[0])) for row in rows), default=None)
 
 
 def when(at: float | None) -> str:

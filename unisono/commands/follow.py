@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from unisono.commands.console import note
@@ -27,16 +28,19 @@ async def follow(control_plane: ControlPlane, job_id: str) -> dict[str, Any]:
 
     path = f"jobs/{segment(job_id)}"
     said: str | None = None
-    async for event in control_plane.events(f"{path}/events"):
-        job: dict[str, Any] | None = event.data.get("job")
-        if job is None:
-            continue
-        text = state_text(job)
-        if text != said:
-            note(text)
-            said = text
-        if job["state"] in OVER:
-            return job
+    async with aclosing(control_plane.events(f"{path}/events")) as events:
+        async for event in events:
+            job: dict[str, Any] | None = event.data.get("job")
+            if job is None:
+                continue
+            text = state_text(job)
+            if text != said:
+                note(text)
+                said = text
+            if job["state"] in OVER:
+                if traceback := (job.get("cause") or {}).get("traceback"):
+                    note(traceback.rstrip())
+                return job
     # The stream may end because the login does; the job itself says how it stands.
     last: dict[str, Any] = await control_plane.call("GET", path)
     return last
@@ -49,7 +53,9 @@ def state_text(job: dict[str, Any]) -> str:
         return f"{head}: waits for {job['waiting_for']}"
     if job["state"] in ("starting", "running"):
         nodes = ", ".join(job.get("nodes") or [])
-        return f"{head} on {nodes}, {job.get('world_size')} ranks" if nodes else head
+        ranks = job.get("world_size")
+        plural = "" if ranks == 1 else "s"
+        return f"{head} on {nodes}, {ranks} rank{plural}" if nodes else head
     if job["state"] not in OVER:
         return head
     if job.get("started_at") is not None and job.get("ended_at") is not None:
