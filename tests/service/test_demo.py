@@ -1,0 +1,136 @@
+"""The demo: what it shows, how it ends, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from demo_process import Demo
+
+from unisono.demo import KEYS
+from worker.supervisor import marked_processes
+
+pytestmark = pytest.mark.timeout(240)
+
+PHASES = [
+    "starting",
+    "starting the control plane",
+    "control plane ready",
+    "joining two workers",
+    "workers joined",
+    "job submitted",
+    "job running",
+    "waiting for Ctrl-C",
+]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    """It trains to over 95 %, says so as JSON in its last line, ends with 0 and leaves nothing."""
+    with Demo(tmp_path, "--exit", "--json", "--epochs", "15") as demo:
+        demo.reach("job running")
+        assert demo.wait(150) == 0, demo.transcript()
+        result = demo.result()
+        demo.assert_nothing_left()
+    assert tuple(result) == KEYS
+    assert result["state"] == "completed"
+    assert (result["nodes"], result["ranks"]) == (2, 4)
+    assert result["steps"] == 15 * 12
+    assert result["accuracy"] > 0.95
+    assert result["samples_per_second"] > 0
+    assert result["replicas_identical"] is True
+    assert result["slowest_rank"] in range(4)
+    assert any("/login#code=" in line for line in demo.said)
+
+
+def test_a_killed_rank_is_a_failure(tmp_path: Path) -> None:
+    """When a rank is killed the job has failed, and so has the demo."""
+    with Demo(tmp_path, "--exit", "--json", "--epochs", "2000") as demo:
+        demo.reach("job running")
+        (rank,) = [pid for pid in marked_processes({"RANK": "2"} | demo.mark) if _trains(pid)]
+        os.kill(rank, signal.SIGKILL)
+        assert demo.wait() == 1, demo.transcript()
+        result = demo.result()
+        demo.assert_nothing_left()
+    assert result["state"] == "failed"
+    assert "rank 2 on node" in demo.transcript()
+    assert "signal 9" in demo.transcript()
+
+
+def _trains(pid: int) -> bool:
+    return b"digits_ddp.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def interrupt(tmp_path: Path, phase: str, number: int) -> None:
+    """Interrupt a demo in a phase; it ends as told and leaves nothing."""
+    epochs = "2" if phase == "waiting for Ctrl-C" else "2000"
+    with Demo(tmp_path, "--json", "--epochs", epochs) as demo:
+        demo.reach(phase)
+        demo.send(number)
+        code = demo.wait()
+        result = demo.result()
+        demo.assert_nothing_left()
+    if phase == "waiting for Ctrl-C":
+        assert (code, result["state"]) == (0, "completed"), demo.transcript()
+    else:
+        assert code == 128 + number, demo.transcript()
+        assert result["state"] in (None, "cancelled")
+
+
+@pytest.mark.parametrize(("index", "phase"), list(enumerate(PHASES)))
+def test_interrupted_in_a_phase(tmp_path: Path, index: int, phase: str) -> None:
+    """After a signal in any phase no process, file or memory segment is left."""
+    interrupt(tmp_path, phase, SIGNALS[index % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("index", "phase"), list(enumerate(PHASES)))
+def test_interrupted_in_a_phase_by_the_other_signal(tmp_path: Path, index: int, phase: str) -> None:
+    """SIGINT and SIGTERM do the same."""
+    interrupt(tmp_path, phase, SIGNALS[(index + 1) % 2])
+
+
+def test_killed(tmp_path: Path) -> None:
+    """Also when the demo is killed, everything below it ends."""
+    with Demo(tmp_path, "--epochs", "2000") as demo:
+        demo.reach("job running")
+        demo.send(signal.SIGKILL)
+        assert demo.wait() == -signal.SIGKILL
+        demo.assert_nothing_left(timeout=40)
+
+
+def test_two_signals_are_no_worse_than_one(tmp_path: Path) -> None:
+    """An impatient second Ctrl-C does not keep the first from cleaning up."""
+    with Demo(tmp_path, "--epochs", "2000") as demo:
+        demo.reach("joining two workers")
+        demo.send(signal.SIGINT)
+        demo.reach("stopping")
+        demo.send(signal.SIGINT)
+        assert demo.wait() == 128 + signal.SIGINT
+        demo.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(5))
+def test_interrupted_at_random_times(tmp_path: Path, batch: int) -> None:
+    """Wherever the signal hits, also before the first phase, nothing is left."""
+    chance = random.Random(batch)
+    demos = [Demo(tmp_path / str(index), "--epochs", "2000") for index in range(4)]
+    try:
+        # Several at once, so that none is as fast as alone; the pause is the random time itself.
+        for demo in demos:
+            _pause(chance.uniform(0.0, 2.5))
+            demo.send(chance.choice(SIGNALS))
+        for demo in demos:
+            assert demo.wait() != 0
+            demo.assert_nothing_left()
+    finally:
+        for demo in demos:
+            demo.__exit__()
+
+
+def _pause(seconds: float) -> None:
+    signal.sigtimedwait([], seconds)
