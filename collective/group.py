@@ -39,7 +39,7 @@ from collective.schedule import Kind, Schedule
 from collective.strategies import TwoLevel, build, nodes_of, parse, resolve
 from collective.transfer import CollectiveOperation
 from collective.work import Work
-from collective.world import LINGER, Wiring, part
+from collective.world import Wiring, part
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 
@@ -159,7 +159,7 @@ class Group:
                 )
             links = self._wiring.engine.remove(communicator)
             self._wiring.forget(self.name)
-            part(communicator, links, LINGER)
+            part(communicator, links, self._wiring.linger)
         if self._parent is None:
             self._wiring.close()
 
@@ -548,15 +548,23 @@ class Group:
 
     def all_to_all(
         self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
+        outputs: Tensors,
+        inputs: Tensors,
         *,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work:
-        """Send `inputs[r]` to rank r and receive `outputs[r]` from it; sizes may differ."""
+        """Send `inputs[r]` to rank r and receive `outputs[r]` from it.
+
+        Args:
+            outputs, inputs: one tensor per rank, whose sizes may differ, or one tensor that is cut
+                into equal parts.
+        """
         self._usable()
+        given = outputs
         try:
+            outputs = self._cut(outputs, "outputs", written=True)
+            inputs = self._cut(inputs, "inputs", written=False)
             for name, tensors in (("outputs", outputs), ("inputs", inputs)):
                 if len(tensors) != self.size:
                     raise Refused(f"{name} has {len(tensors)} tensors, the group {self.size} ranks")
@@ -587,7 +595,7 @@ class Group:
         total = sum(array.nbytes for array in sources)
         return self._issue(
             Kind.ALL_TO_ALL, descriptor, program, arrays, None, _commit_all(targets),
-            list(outputs), total, async_op, timeout,
+            _result(given), total, async_op, timeout,
         )  # fmt: skip
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work:
@@ -698,6 +706,17 @@ class Group:
             if equal and tensor.numel() != like.numel():
                 raise Refused(f"{name}[{index}] has {tensor.numel()} elements, not {like.numel()}")
         return parts
+
+    def _cut(self, tensors: Tensors, name: str, *, written: bool) -> Sequence[torch.Tensor]:
+        """One tensor in equal parts, one per rank; a list stays what it is."""
+        if not isinstance(tensors, torch.Tensor):
+            return tensors
+        count, rest = divmod(tensors.numel(), self.size)
+        if rest:
+            raise Refused(
+                f"{name} has {tensors.numel()} elements, which do not divide by {self.size}"
+            )
+        return self._parts(tensors, name, tensors.new_empty(count), written=written, equal=True)
 
     def _rooted_parts(
         self, tensors: Tensors | None, name: str, like: torch.Tensor, root: int, *, written: bool

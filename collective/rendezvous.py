@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -323,25 +322,17 @@ def local_group(
 
     Returns:
         One `Group` per rank; each is for a thread of its own, since calls wait for each other.
+
+    Raises:
+        ValueError: no rank, or an unknown strategy.
     """
     if size < 1:
         raise ValueError(f"a group has at least one rank, not {size}")
-    hall = MemoryHall(size)
-    groups: list[Group | None] = [None] * size
-
-    def make(rank: int) -> None:
-        world = MemoryWorld(rank, hall)
-        groups[rank] = Group(
-            world, DEFAULT_GROUP, range(size), rank, ["here"] * size,
+    hall = MemoryHall()
+    return [
+        Group(
+            MemoryWorld(rank, hall), DEFAULT_GROUP, range(size), rank, ["here"] * size,
             timeout=timeout, strategy=strategy,
-        )  # fmt: skip
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    made = [group for group in groups if group is not None]
-    if len(made) != size:
-        raise RendezvousFailed("a rank of the local group could not be made")
-    return made
+        )
+        for rank in range(size)
+    ]  # fmt: skip

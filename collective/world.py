@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,9 +21,6 @@ from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
 from collective.links.wire import FrameKind
 from collective.messages import LinkRequest
-
-#: seconds that a rank which leaves waits for its peers to read what it sent
-LINGER = 2.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Wiring(Protocol):
     """How the groups of a rank get their links; one for sockets and one for memory."""
 
     engine: Engine
+    #: seconds that a rank which leaves waits for its peers to read what it sent
+    linger: float
 
     def connect(
         self, name: str, ranks: Sequence[int], timeout: float, stall: float
@@ -56,6 +56,8 @@ class Wiring(Protocol):
 class World:
     """WebSocket links between processes."""
 
+    linger = 2.0
+
     def __init__(
         self,
         rank: int,
@@ -64,7 +66,7 @@ class World:
         doorman: Doorman,
         listener: Listener | None,
     ) -> None:
-        """Take over `doorman` and `listener`; without a listener, an agent accepts for this rank."""
+        """Take over `doorman` and `listener`; without a listener, an agent accepts for the rank."""
         self.rank = rank
         self.peers = tuple(peers)
         self.engine = Engine()
@@ -213,25 +215,27 @@ class World:
 class MemoryHall:
     """Where the threads of one process find the ends of the links between them."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: dict[tuple[str, str, int, int], MemoryEndpoint] = {}
+        self._ends: dict[tuple[str, str, int, int, int], deque[MemoryEndpoint]] = {}
 
     def end(self, group: str, channel: str, source: int, target: int, mine: int) -> MemoryEndpoint:
         """The end of the link `source` → `target` that rank `mine` holds."""
         with self._lock:
-            key = (group, channel, source, target)
-            found = self._ends.pop(key, None)
-            if found is not None:
-                return found
+            waiting = self._ends.get((group, channel, source, target, mine))
+            if waiting:
+                return waiting.popleft()
             first, second = memory_pair()
-            self._ends[key] = second
+            other = source if mine == target else target
+            self._ends.setdefault((group, channel, source, target, other), deque()).append(second)
             return first
 
 
 class MemoryWorld:
     """Memory links between threads of one process."""
+
+    #: what was sent stays readable when its sender is gone
+    linger = 0.0
 
     def __init__(self, rank: int, hall: MemoryHall) -> None:
         self.rank = rank
@@ -297,25 +301,25 @@ def part(communicator: Communicator, links: Sequence[Outlet | Inlet], linger: fl
         link.end()
     room = memoryview(bytearray(64 << 10))
     open_links = {link.endpoint.fileno(): link for link in links}
-    poll = select.poll()
-    for descriptor in open_links:
-        poll.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + linger
-    while open_links:
-        for descriptor, link in list(open_links.items()):
-            try:
-                while link.endpoint.recv_into(room):
-                    pass
-            except BlockingIOError:
-                continue
-            except OSError:
-                pass  # reset: the peer is gone, nothing of ours can be lost any more
-            poll.unregister(descriptor)
-            del open_links[descriptor]
-        left = deadline - time.monotonic()
-        if not open_links or left <= 0:
-            break
-        poll.poll(left * 1000)
+    with select.epoll() as poll:
+        for descriptor in open_links:
+            poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        while open_links:
+            for descriptor, link in list(open_links.items()):
+                try:
+                    while link.endpoint.recv_into(room):
+                        pass
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass  # reset: the peer is gone, nothing of ours can be lost any more
+                poll.unregister(descriptor)
+                del open_links[descriptor]
+            left = deadline - time.monotonic()
+            if not open_links or left <= 0:
+                break
+            poll.poll(left)
     for link in links:
         link.endpoint.close()
 

@@ -83,13 +83,17 @@ class _Ring:
 
     def __init__(self, capacity: int) -> None:
         self.lock = threading.Lock()
-        self.data = memoryview(bytearray(capacity))
+        self.capacity = capacity
+        #: made at first use: many links carry nothing, or control in one direction only
+        self.data = memoryview(b"")
         self.start = 0
         self.used = 0
         self.ended = False
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        capacity = len(self.data)
+        capacity = self.capacity
+        if not self.data:
+            self.data = memoryview(bytearray(capacity))
         taken = 0
         for buffer in buffers:
             view = memoryview(buffer)
@@ -105,7 +109,7 @@ class _Ring:
         return taken
 
     def read(self, view: memoryview) -> int:
-        capacity = len(self.data)
+        capacity = self.capacity
         given = 0
         while given < len(view) and self.used:
             count = min(len(view) - given, self.used, capacity - self.start)
@@ -144,7 +148,7 @@ class MemoryEndpoint:
 
     def recv_into(self, view: memoryview) -> int:
         with self._in.lock:
-            was_full = self._in.used == len(self._in.data)
+            was_full = self._in.used == self._in.capacity
             given = self._in.read(view)
             ended = self._in.ended
         if given:

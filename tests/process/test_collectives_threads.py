@@ -1,0 +1,304 @@
+"""Every operation on every strategy, on ranks that are threads: values, sizes, dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_ranks import Ranks
+
+from collective.group import Group
+
+FLAT = ["auto", "centralized", "ring", "tree:2", "tree:3"]
+#: (strategy, nodes of the ranks)
+LEVELS = [
+    ("local=ring,between=tree:2", "aabb"),
+    ("local=ring,between=ring", "aaabbcc"),
+    ("local=tree:2,between=ring", "aaabcc"),
+    ("local=centralized,between=centralized", "abababab"),
+    ("local=ring,between=centralized", "aaa"),
+    ("local=ring,between=tree:3", "abcde"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    kept = Ranks()
+    yield kept
+    kept.close()
+
+
+def sizes_for(n: int) -> list[tuple[int, ...]]:
+    return [(), (0,), (1,), (n - 1,), (n,), (n + 1,), (73,), (3, 5)]
+
+
+def contribution(shape: tuple[int, ...], dtype: torch.dtype, rank: int, seed: int = 0) -> Any:
+    """Whole numbers from −8 to 8 that differ by rank, exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    values = torch.randint(-8, 9, shape, generator=generator)
+    if dtype is torch.bool:
+        return values > 0
+    if not dtype.is_signed:
+        values = values.abs()
+    return values.to(dtype)
+
+
+def combined(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    """The right result, computed here in 64 bits."""
+    dtype = parts[0].dtype
+    wide = torch.complex128 if dtype.is_complex else (
+        torch.float64 if dtype.is_floating_point else torch.int64
+    )  # fmt: skip
+    stack = torch.stack([part.to(wide) for part in parts])
+    if dtype is torch.bool:
+        table = {"sum": stack.amax, "max": stack.amax, "product": stack.amin, "min": stack.amin}
+        return table[op](0).to(torch.bool)
+    table = {
+        "sum": lambda: stack.sum(0), "mean": lambda: stack.sum(0) / len(parts),
+        "product": lambda: stack.prod(0), "min": lambda: stack.amin(0),
+        "max": lambda: stack.amax(0),
+    }  # fmt: skip
+    return table[op]().to(dtype)
+
+
+def all_equal_bytes(tensors: list[torch.Tensor]) -> bool:
+    first = tensors[0].contiguous().reshape(-1).view(torch.uint8)
+    return all(
+        torch.equal(first, other.contiguous().reshape(-1).view(torch.uint8)) for other in tensors
+    )
+
+
+def reduce_all(group: Group, tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    tensor = tensors[group.rank].clone()
+    group.all_reduce(tensor, op)
+    return tensor
+
+
+@pytest.mark.parametrize("strategy", FLAT)
+@pytest.mark.parametrize("n", range(1, 9))
+def test_all_reduce_sums_every_size_exactly(ranks: Ranks, n: int, strategy: str) -> None:
+    """Whatever the size, also empty, 0-dim and smaller than the group, the sum is exact."""
+    set_ = ranks.get(n, strategy)
+    for shape in sizes_for(n):
+        if min(shape, default=1) < 0:
+            continue
+        for dtype in (torch.float32, torch.int64):
+            parts = [contribution(shape, dtype, rank, n) for rank in range(n)]
+            results = set_.run(reduce_all, parts, "sum")
+            for result in results:
+                assert torch.equal(result, combined(parts, "sum")), (shape, dtype)
+    for dtype in (torch.int64, torch.float64):
+        parts = [torch.arange(100003, dtype=dtype) * (rank + 1) for rank in range(n)]
+        results = set_.run(reduce_all, parts, "sum")
+        right = torch.arange(100003, dtype=dtype) * (n * (n + 1) // 2)
+        assert all(torch.equal(result, right) for result in results)
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), LEVELS)
+def test_two_levels_sum_exactly(ranks: Ranks, strategy: str, nodes: str) -> None:
+    """Strategies of two levels are right on nodes with equal and unequal numbers of ranks."""
+    n = len(nodes)
+    set_ = ranks.get(n, strategy, nodes=list(nodes))
+    for shape in [*sizes_for(n), (1 << 18,)]:
+        parts = [contribution(shape, torch.float32, rank, n) for rank in range(n)]
+        results = set_.run(reduce_all, parts, "sum")
+        assert all(torch.equal(result, combined(parts, "sum")) for result in results), shape
+
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64,
+    torch.complex128, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["ring", "tree:2", "centralized"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_type_and_value(
+    ranks: Ranks, dtype: torch.dtype, strategy: str
+) -> None:
+    """Sum, product, min and max are right in every dtype, and the dtype stays."""
+    n = 3
+    set_ = ranks.get(n, strategy)
+    parts = [contribution((29,), dtype, rank, 5) for rank in range(n)]
+    if dtype is torch.int8 or dtype is torch.uint8:
+        parts = [part.clamp(max=4) for part in parts]
+    ops = ["sum", "product"] if dtype.is_complex else ["sum", "product", "min", "max"]
+    if dtype.is_floating_point or dtype.is_complex:
+        ops.append("mean")
+    for op in ops:
+        for result in set_.run(reduce_all, parts, op):
+            assert result.dtype is dtype
+            right = combined(parts, op)
+            if op == "mean":
+                torch.testing.assert_close(result, right)
+            else:
+                assert torch.equal(result, right), op
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_bit_operations(ranks: Ranks, n: int) -> None:
+    """band, bor and bxor combine integers and bools bit by bit."""
+    set_ = ranks.get(n)
+    for dtype in (torch.int32, torch.uint8, torch.bool):
+        parts = [contribution((40,), dtype, rank, 9) for rank in range(n)]
+        for op, function in (
+            ("band", torch.bitwise_and), ("bor", torch.bitwise_or), ("bxor", torch.bitwise_xor),
+        ):  # fmt: skip
+            right = parts[0]
+            for part in parts[1:]:
+                right = function(right, part)
+            assert all(torch.equal(r, right) for r in set_.run(reduce_all, parts, op))
+
+
+@pytest.mark.parametrize("strategy", FLAT)
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_all_operations_move_the_right_parts(ranks: Ranks, n: int, strategy: str) -> None:
+    """Broadcast, reduce, scatter, gather, all-gather, reduce-scatter and all-to-all, all roots."""
+    set_ = ranks.get(n, strategy)
+
+    def work(group: Group, root: int, count: int, dtype: torch.dtype) -> None:
+        def part(rank: int, index: int = 0) -> torch.Tensor:
+            return contribution((count,), dtype, 100 * rank + index, root)
+
+        tensor = part(group.rank)
+        group.broadcast(tensor, root)
+        assert torch.equal(tensor, part(root))
+
+        tensor = part(group.rank)
+        group.reduce(tensor, root)
+        right = combined([part(r) for r in range(n)], "sum")
+        assert torch.equal(tensor, right if group.rank == root else part(group.rank))
+
+        outputs = [torch.zeros(count, dtype=dtype) for _ in range(n)]
+        group.gather(part(group.rank), outputs if group.rank == root else None, root)
+        if group.rank == root:
+            assert all(torch.equal(outputs[r], part(r)) for r in range(n))
+
+        output = torch.zeros(count, dtype=dtype)
+        inputs = [part(root, r) for r in range(n)] if group.rank == root else None
+        group.scatter(output, inputs, root)
+        assert torch.equal(output, part(root, group.rank))
+
+        outputs = [torch.zeros(count, dtype=dtype) for _ in range(n)]
+        group.all_gather(outputs, part(group.rank))
+        assert all(torch.equal(outputs[r], part(r)) for r in range(n))
+        flat = torch.zeros(n * count, dtype=dtype)
+        group.all_gather(flat, part(group.rank))
+        assert torch.equal(flat, torch.cat(outputs))
+
+        inputs = [part(group.rank, r) for r in range(n)]
+        output = torch.zeros(count, dtype=dtype)
+        group.reduce_scatter(output, inputs)
+        right = combined([part(r, group.rank) for r in range(n)], "sum")
+        assert torch.equal(output, right)
+        output.zero_()
+        group.reduce_scatter(output, torch.cat(inputs))
+        assert torch.equal(output, right)
+        assert torch.equal(inputs[0], part(group.rank, 0)), "the input is left alone"
+
+        outputs = [torch.zeros(count, dtype=dtype) for _ in range(n)]
+        group.all_to_all(outputs, inputs)
+        assert all(torch.equal(outputs[r], part(r, group.rank)) for r in range(n))
+        flat = torch.zeros(n * count, dtype=dtype)
+        group.all_to_all(flat, torch.cat(inputs))
+        assert torch.equal(flat, torch.cat(outputs))
+        group.barrier()
+
+    for root, (count, dtype) in itertools.product(
+        sorted({0, n // 2, n - 1}), [(0, torch.float32), (5, torch.bfloat16), (1, torch.int64)]
+    ):
+        set_.run(work, root, count, dtype)
+    set_.run(work, n - 1, 70001, torch.float32)
+
+
+def test_uneven_parts(ranks: Ranks) -> None:
+    """All-gather, reduce-scatter and all-to-all take parts of different sizes, empty ones too."""
+    n = 4
+    set_ = ranks.get(n)
+
+    def work(group: Group) -> None:
+        me = group.rank
+        outputs = [torch.zeros(r, dtype=torch.int32) for r in range(n)]
+        group.all_gather(outputs, torch.full((me,), me, dtype=torch.int32))
+        assert [output.tolist() for output in outputs] == [[r] * r for r in range(n)]
+
+        output = torch.zeros(me)
+        group.reduce_scatter(output, [torch.full((r,), float(me)) for r in range(n)])
+        assert output.tolist() == [6.0] * me
+
+        outputs = [torch.zeros(r + 2 * me) for r in range(n)]
+        group.all_to_all(outputs, [torch.full((me + 2 * r,), float(me)) for r in range(n)])
+        assert [output.tolist() for output in outputs] == [[float(r)] * (r + 2 * me)
+                                                           for r in range(n)]  # fmt: skip
+
+    set_.run(work)
+
+
+@pytest.mark.parametrize("strategy", FLAT)
+def test_results_are_bitwise_equal_on_ranks_and_in_repeats(ranks: Ranks, strategy: str) -> None:
+    """Random floats give the same bytes on every rank and in every run, in all float types."""
+    for n, dtype in itertools.product((3, 4, 7), (torch.float32, torch.bfloat16, torch.float16)):
+        set_ = ranks.get(n, strategy)
+        generator = torch.Generator().manual_seed(n)
+        parts = [torch.randn(10007, generator=generator).to(dtype) for _ in range(n)]
+        runs = [set_.run(reduce_all, parts, op) for op in ("sum", "sum", "mean")]
+        assert all_equal_bytes([*runs[0], *runs[1]])
+        assert all_equal_bytes(runs[2])
+        exact = torch.stack([part.double() for part in parts]).sum(0)
+        tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+        torch.testing.assert_close(runs[0][0].double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_all_reduce_is_right(ranks: Ranks, data: st.DataObject) -> None:
+    """For drawn ranks, strategy, shape, dtype, layout and reduction the values are right."""
+    n = data.draw(st.integers(1, 6), "ranks")
+    strategy = data.draw(st.sampled_from(FLAT), "strategy")
+    shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3), "shape"))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16,
+                                       torch.int16, torch.int64, torch.bool]), "dtype")  # fmt: skip
+    op = data.draw(st.sampled_from(["sum", "min", "max", "product"]), "op")
+    layout = data.draw(st.sampled_from(["plain", "reversed dimensions", "every second"]), "layout")
+    parts = [contribution(shape, dtype, rank, 77) for rank in range(n)]
+    if op == "product" and dtype is not torch.bool:
+        parts = [part % 3 for part in parts]
+
+    def lay_out(part: torch.Tensor) -> torch.Tensor:
+        if layout == "reversed dimensions" and part.dim() > 1:
+            order = list(reversed(range(part.dim())))
+            return part.clone().permute(order).contiguous().permute(order)
+        if layout == "every second" and part.dim():
+            room = torch.zeros((2 * part.shape[0], *part.shape[1:]), dtype=dtype)
+            room[::2] = part
+            return room[::2]
+        return part.clone()
+
+    def work(group: Group) -> torch.Tensor:
+        tensor = lay_out(parts[group.rank])
+        group.all_reduce(tensor, op)
+        return tensor
+
+    results = ranks.get(n, strategy).run(work)
+    right = combined(parts, op)
+    assert all(torch.equal(result, right) for result in results)
+
+
+def test_a_hundred_all_reduces_in_a_row(ranks: Ranks) -> None:
+    """A hundred sums, each of the result of the one before, come out exact on every strategy."""
+    for strategy in FLAT:
+        set_ = ranks.get(3, strategy)
+
+        def work(group: Group) -> None:
+            for index in range(100):
+                tensor = torch.full((index,), float(group.rank + index))
+                group.all_reduce(tensor)
+                assert torch.equal(tensor, torch.full((index,), 3.0 + 3 * index))
+
+        set_.run(work)

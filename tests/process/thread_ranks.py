@@ -1,0 +1,149 @@
+"""Groups whose ranks are threads of the test process, linked through memory, kept between tests."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collective.group import Group
+from collective.strategies import parse
+from collective.world import MemoryHall, MemoryWorld
+
+#: seconds after which a call that has not come back is a hang
+HANG = 30.0
+
+
+@dataclass
+class Outcome:
+    """What a function did on one rank: its value, or what it raised, and how long it took."""
+
+    value: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+
+class ThreadRanks:
+    """`size` ranks, each with a thread of its own that runs what it is given.
+
+    Args:
+        nodes: the name of the node of each rank; all on one by default.
+        groups: groups to use instead of new ones.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        nodes: Sequence[str] | None = None,
+        *,
+        timeout: float = HANG / 2,
+        strategy: str = "auto",
+        groups: list[Group] | None = None,
+    ) -> None:
+        self.size = size
+        hall = MemoryHall()
+        self.groups = groups or [
+            Group(
+                MemoryWorld(rank, hall), "default", range(size), rank, nodes or ["here"] * size,
+                timeout=timeout, strategy=strategy,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        self._calls: list[queue.SimpleQueue[Callable[[], None] | None]] = [
+            queue.SimpleQueue() for _ in range(size)
+        ]
+        self._threads = [
+            threading.Thread(target=self._work, args=(calls,), name=f"rank-{rank}", daemon=True)
+            for rank, calls in enumerate(self._calls)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (call := calls.get()) is not None:
+            call()
+
+    def outcomes(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = HANG
+    ) -> list[Outcome]:
+        """Call `function(group, *arguments)` on every rank at once."""
+        results: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+
+        def call(rank: int) -> None:
+            start = time.monotonic()
+            outcome = Outcome()
+            try:
+                outcome.value = function(self.groups[rank], *arguments)
+            except BaseException as error:  # noqa: BLE001 - handed to the test
+                outcome.error = error
+            outcome.seconds = time.monotonic() - start
+            results.put((rank, outcome))
+
+        for rank, calls in enumerate(self._calls):
+            calls.put(lambda rank=rank: call(rank))  # type: ignore[misc]
+        found: dict[int, Outcome] = {}
+        deadline = time.monotonic() + timeout
+        while len(found) < self.size:
+            try:
+                rank, outcome = results.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = sorted(set(range(self.size)) - set(found))
+                raise AssertionError(f"ranks {late} did not come back in {timeout:g} s") from None
+            found[rank] = outcome
+        return [found[rank] for rank in range(self.size)]
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = HANG
+    ) -> list[Any]:
+        """Like `outcomes`, for functions that must not raise: their values by rank."""
+        outcomes = self.outcomes(function, *arguments, timeout=timeout)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return [outcome.value for outcome in outcomes]
+
+    def close(self) -> None:
+        """Leave the groups and end the threads."""
+        for calls in self._calls:
+            calls.put(None)
+        for thread in self._threads:
+            thread.join(timeout=HANG)
+        for group in self.groups:
+            group.close()
+
+    def __enter__(self) -> ThreadRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Ranks:
+    """Thread ranks by size and nodes, made at first use and used again while they are healthy."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, tuple[str, ...] | None], ThreadRanks] = {}
+
+    def get(
+        self, size: int, strategy: str = "auto", nodes: Sequence[str] | None = None
+    ) -> ThreadRanks:
+        """Ranks that follow `strategy`."""
+        key = (size, tuple(nodes) if nodes else None)
+        kept = self._kept.get(key)
+        if kept is not None and any(group.error is not None for group in kept.groups):
+            self._kept.pop(key).close()
+            kept = None
+        if kept is None:
+            kept = self._kept[key] = ThreadRanks(size, nodes)
+        for group in kept.groups:
+            group.strategy = parse(strategy)
+        return kept
+
+    def close(self) -> None:
+        """End all of them."""
+        for ranks in self._kept.values():
+            ranks.close()
+        self._kept.clear()
