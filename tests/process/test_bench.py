@@ -1,0 +1,66 @@
+"""`unisono bench` runs real ranks, checks results, and reports every field of a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ROW = {
+    "op", "strategy", "ranks", "nodes", "bytes", "repeats", "seconds", "algbw", "busbw", "peer",
+    "peer_seconds", "ratio", "correct",
+}  # fmt: skip
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "unisono.cli", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.timeout(110)
+def test_rows_of_every_operation_are_right_and_add_up() -> None:
+    """Each row names its case, its result was checked, and its bandwidths follow from its time."""
+    done = bench(
+        "collectives", "--ranks", "2", "--sizes", "8,64Ki", "--repeats", "2", "--json",
+        "--operations", "all_reduce,broadcast,reduce,all_gather,reduce_scatter",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) == 10
+    for row in rows:
+        assert set(row) == ROW
+        assert row["correct"] is True
+        assert row["peer"] == "gloo"
+        assert row["ratio"] == pytest.approx(row["seconds"] / row["peer_seconds"])
+        assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"])
+    ring = next(row for row in rows if row["op"] == "all_reduce" and row["bytes"] == 65536)
+    assert ring["busbw"] == pytest.approx(ring["algbw"])  # 2(n−1)/n is 1 for two ranks
+
+
+@pytest.mark.timeout(110)
+def test_a_ddp_step_hides_communication_behind_its_backward() -> None:
+    """With several buckets, the exposed communication of a step is less than all of it."""
+    done = bench("ddp", "--ranks", "2", "--repeats", "3", "--against", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["correct"] is True
+    assert row["buckets"] > 2
+    assert 0 < row["exposed_seconds"] < row["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("collectives", "--sizes", "12parsecs"), "12parsecs"),
+        (("collectives", "--ranks", "two"), "two"),
+        (("collectives", "--operations", "allreduce"), "all_reduce"),
+        (("collectives", "--against", "mpi"), "gloo"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[str, ...], said: str) -> None:
+    """A wrong value is repeated, with what would do instead."""
+    done = bench(*arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
