@@ -29,6 +29,7 @@ from api.placement import Placement, place
 from api.progress import Progress
 from api.settings import Settings
 from api.storage import Storage, StorageFull
+from collective.addresses import reachable_hosts
 from collective.messages import (
     AgentHello,
     End,
@@ -188,10 +189,12 @@ class Orchestrator:
         """Fix an attempt on the devices found, store it, and have the nodes prepare."""
         nodes = self._cluster.named()
         members = members_of(placement.devices)
-        hosts = [
-            Host(node=name, addresses=nodes[name].addresses, data_port=nodes[name].data_port)
-            for name in placement.devices
-        ]
+        hosts = reachable_hosts(
+            [
+                Host(node=name, addresses=nodes[name].addresses, data_port=nodes[name].data_port)
+                for name in placement.devices
+            ]
+        )
         attempt_id = f"a-{secrets.token_hex(6)}"
         plan = Plan(
             job=job.id,

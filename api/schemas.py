@@ -63,10 +63,6 @@ def without_nul(text: str) -> str:
     """Text that can be an argument of a process."""
     if "\x00" in text:
         raise ValueError("contains a NUL character, which no argument or path can hold")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("contains half of a surrogate pair, which is no text") from None
     return text
 
 

@@ -1,0 +1,73 @@
+"""What a job request may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from api.rendezvous import assign_ranks
+from api.schemas import JobRequest, RendezvousRequest
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "either command"),
+        ({"command": []}, "command is empty"),
+        ({"command": ["python train.py"]}, "no shell splits it"),
+        ({"command": ["a"], "script": "b"}, "either command"),
+        ({"script": "a", "nodes": 0}, "greater than or equal to 1"),
+        ({"script": "a", "nodes": True}, "valid integer"),
+        ({"script": "a", "nodes": 2, "all_free": True}, "one of"),
+        ({"script": "a", "on": {}}, "names no node"),
+        ({"script": "a", "on": {"../x": 1}}, "slash"),
+        ({"script": "a", "name": "a\x07b"}, r"U\+0007"),
+        ({"script": "a", "name": "a\u202eb"}, r"U\+202E"),
+        ({"script": "a", "name": "x" * 10_000}, "at most 200"),
+        ({"script": "a", "args": ["a\x00"]}, "NUL"),
+        ({"script": "a", "args": ["\ud800"]}, "unicode string"),
+        ({"script": "a", "set": {"RANK": "1"}}, "RANK is set by Unisono"),
+        ({"script": "a", "set": {"A=B": "1"}}, "name of a variable"),
+        ({"script": "a", "strategy": "tree:0"}, "is no strategy"),
+        ({"script": "a", "strategy": "local=ring"}, "is no strategy"),
+        ({"script": "a", "python": "/p", "env_name": "e"}, "either python"),
+        ({"script": "a", "node": 3}, "Extra inputs"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(body: dict[str, Any], words: str) -> None:
+    """Each refusal says what is wrong with which part."""
+    with pytest.raises(ValidationError, match=words):
+        JobRequest(**body)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "tree:2", "local=ring,between=tree:4"])
+def test_strategies_are_spelled_for_one_or_two_levels(strategy: str) -> None:
+    """Every spelling of the design is taken."""
+    assert JobRequest(script="a", strategy=strategy).strategy == strategy
+
+
+def test_a_job_is_named_by_what_it_runs() -> None:
+    """Markup stays text, and a name that cannot be shown is not made up from a path."""
+    assert JobRequest(script="/a/train.py").title() == "train.py"
+    assert JobRequest(command=["python", "-m", "x"]).title() == "python"
+    assert JobRequest(script="a", name="<img src=x>").title() == "<img src=x>"
+    assert JobRequest(script="/a/b\u202ec").title() == "b?c"
+
+
+def test_ranks_are_given_node_by_node() -> None:
+    """Asked-for ranks are kept; the others are numbered so that a node's are neighbours."""
+
+    def came(node: str, port: int, rank: int | None = None) -> RendezvousRequest:
+        return RendezvousRequest(
+            world_size=4,
+            rank=rank,
+            addresses=["10.0.0.1"],
+            port=port,
+            node=node,
+            participant=f"participant{port}",
+        )
+
+    found = assign_ranks([came("b", 1), came("a", 2, 0), came("c", 3), came("b", 4)], 4)
+    assert {rank: who.port for rank, who in found.items()} == {0: 2, 1: 1, 2: 4, 3: 3}
