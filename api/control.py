@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from api.auth import Tokens
@@ -36,8 +35,8 @@ class Control:
         self.ingest = Ingest(settings, self.storage, self.files, self._stored)
         self.rendezvous = Rendezvous(self.storage, settings.rendezvous_timeout)
         self.tokens.on_revoked.append(self.hub.end_principal)
-        self.started_at = time.time()
-        #: set and replaced whenever text of a rank or a rank's end is stored, for followers
+        self.orchestrator.on_turn = lambda job: self._wake_followers(job.id, job.attempt)
+        #: by attempt (or job, before it has one), rank and stream: set at the next news
         self.log_news: dict[tuple[str, int, str], asyncio.Event] = {}
         self.ready = False
         self.closing = asyncio.Event()
@@ -81,10 +80,11 @@ class Control:
         self.orchestrator.take(arrived)
         if entry.log is not None:
             self._news(entry.log.attempt, entry.log.rank, entry.log.stream)
-        elif entry.rank is not None or entry.attempt_over is not None:
-            attempt = (entry.rank or entry.attempt_over).attempt  # type: ignore[union-attr]
-            for key in [key for key in self.log_news if key[0] == attempt]:
-                self._news(*key)
+
+    def _wake_followers(self, *names: str | None) -> None:
+        """A job got its attempt, or is over: followers of its output look again."""
+        for key in [key for key in self.log_news if key[0] in names]:
+            self._news(*key)
 
     def _news(self, attempt: str, rank: int, stream: str) -> None:
         event = self.log_news.pop((attempt, rank, stream), None)

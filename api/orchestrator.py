@@ -66,6 +66,8 @@ class Orchestrator:
         #: decisions that could not be stored yet, the last one of each job, attempt and part
         self._unsaved: dict[str, Callable[[Session], None]] = {}
         self._retry: asyncio.TimerHandle | None = None
+        #: called with a job that has just got its attempt, or is over
+        self.on_turn: Callable[[JobState], None] = lambda job: None
         cluster.on_offline = lambda node: self.post(lambda: self._node_offline(node))
         cluster.on_capacity = self.schedule
 
@@ -270,6 +272,7 @@ class Orchestrator:
         self._changed(job)
         for rank in ranks:
             job.live.rank_changed(rank)
+        self.on_turn(job)
         self._arm_start_timer(attempt)
         for part in parts:
             self._cluster.send(part.node_id, self._prepare(attempt, part))
@@ -628,6 +631,7 @@ class Orchestrator:
         await self._save(job)
         job.live.channel.finish("job-over")
         del self.jobs[job.id]
+        self.on_turn(job)
         if job.attempt is not None:
             self.attempts.pop(job.attempt, None)
             self._cluster.release(job.id)
