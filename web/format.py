@@ -29,12 +29,19 @@ def _special(value: float) -> str:
     return "∞" if value > 0 else "−∞"
 
 
+def _round(value: float) -> int:
+    """Halves go up, as in browsers."""
+    return math.floor(value + 0.5)
+
+
 def whole(value: Any) -> str:
     """A count, with separators."""
     number_ = num(value)
     if number_ is None:
         return NOTHING
-    return f"{round(number_):,}" if math.isfinite(number_) else _special(number_)
+    if not math.isfinite(number_):
+        return _special(number_)
+    return f"{_round(number_):,}".replace("-", "−")
 
 
 def number(value: Any) -> str:
@@ -46,7 +53,7 @@ def number(value: Any) -> str:
         return _special(number_)
     size = abs(number_)
     if size >= 1000:
-        text = f"{round(number_):,}"
+        text = f"{_round(number_):,}"
     elif size and size < 1e-4:
         mantissa, exponent = f"{number_:.2e}".split("e")
         text = f"{mantissa}e{int(exponent):+d}"

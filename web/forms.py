@@ -130,7 +130,7 @@ def _code(values: Values, body: dict[str, Any], errors: Errors) -> None:
     kind = values["kind"]
     if kind == "command":
         command = _list(values, "command", errors)
-        if command == []:
+        if not command and "command" not in errors:
             errors["command"] = (
                 'The command is missing; write a list such as ["python", "train.py"].'
             )

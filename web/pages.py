@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from web import access_pages, cluster_pages, job_pages
@@ -39,6 +39,12 @@ class _Static(StaticFiles):
 
 register_url_convertor("notapi", _NotApi())
 _unknown = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@_unknown.get("/favicon.ico")
+async def favicon() -> Response:
+    """The mark, for what a browser shows without a page of ours, such as a whole log."""
+    return FileResponse(STATIC / "mark.svg", media_type="image/svg+xml")
 
 
 @_unknown.get("/{path:notapi}")

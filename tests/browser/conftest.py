@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from agents import Agent
 from control_plane import Api, ControlPlane
-from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
 FLAGS = [
     "--no-sandbox",
@@ -24,6 +24,7 @@ FLAGS = [
 ]
 #: milliseconds that the browser may take for anything it is asked for
 PATIENCE = 20_000
+expect.set_options(timeout=PATIENCE)
 
 Gate = Callable[[str], Path]
 

@@ -10,7 +10,12 @@ export function num(value) {
 export function whole(value) {
   const v = num(value);
   if (v === null) return "–";
-  return Number.isFinite(v) ? Math.round(v).toLocaleString("en-US") : special(v);
+  return Number.isFinite(v) ? separated(v) : special(v);
+}
+
+/** Rounded, with separators, a real minus sign and no minus zero. */
+function separated(v) {
+  return (Math.round(v) + 0).toLocaleString("en-US").replace("-", "−");
 }
 
 function special(v) {
@@ -23,7 +28,7 @@ export function number(value) {
   if (v === null) return "–";
   if (!Number.isFinite(v)) return special(v);
   const size = Math.abs(v);
-  if (size >= 1000) return Math.round(v).toLocaleString("en-US");
+  if (size >= 1000) return separated(v);
   if (size !== 0 && size < 1e-4) return v.toExponential(2).replace("-", "−");
   const digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return trim(v.toFixed(digits)).replace("-", "−");
