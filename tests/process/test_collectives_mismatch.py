@@ -1,0 +1,211 @@
+"""Ranks that do not agree: every rank is told who called what, soon, and no data is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from thread_ranks import ThreadRanks
+
+from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost
+from collective.group import Group
+from collective.strategies import parse
+
+STRATEGIES = ["ring", "tree:2", "centralized", "auto"]
+#: seconds within which everybody has to know; a second of silence, and room for a busy machine
+SOON = 3.0
+
+Call = Callable[[Group, torch.Tensor], Any]
+
+
+def reduced(tensor: torch.Tensor, op: str = "sum") -> Callable[[Group], Any]:
+    return lambda group: group.all_reduce(tensor.clone(), op)
+
+
+def broadcast(tensor: torch.Tensor, src: int) -> Callable[[Group], Any]:
+    return lambda group: group.broadcast(tensor.clone(), src)
+
+
+def disagree(
+    n: int,
+    strategy: str,
+    calls: Callable[[int], Callable[[Group], Any]],
+    words: list[str],
+    *,
+    soon: float = SOON,
+) -> list[BaseException]:
+    """Run `calls(rank)` on every rank; each must raise within `soon` seconds, naming `words`."""
+    with ThreadRanks(n, strategy=strategy, timeout=20) as ranks:
+        ranks.run(lambda group: group.barrier())
+        outcomes = ranks.outcomes(lambda group: calls(group.rank)(group))
+        errors = [outcome.error for outcome in outcomes]
+        for rank, outcome in enumerate(outcomes):
+            error = outcome.error
+            assert isinstance(error, CollectiveError), f"rank {rank}: {error!r}"
+            assert not isinstance(error, DeadlineExceeded), error
+            assert outcome.seconds < soon, f"rank {rank} knew after {outcome.seconds:.1f} s"
+            for word in words:
+                assert word in str(error), f"rank {rank}: {error}"
+            assert ranks.groups[rank].error is not None
+    return errors  # type: ignore[return-value]
+
+
+CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
+    "count": (lambda r: reduced(torch.ones(8 if r else 4)), ["[4]", "[8]"]),
+    "much larger": (
+        lambda r: reduced(torch.ones((200 if r else 100, 2560))), ["[100, 2560]", "[200, 2560]"]
+    ),
+    "shape": (lambda r: reduced(torch.ones((3, 2) if r else (2, 3))), ["[2, 3]", "[3, 2]"]),
+    "int64 and float32": (
+        lambda r: reduced(torch.tensor(1.0) if r else torch.tensor(1)), ["int64", "float32"]
+    ),
+    "int32 and float32": (
+        lambda r: reduced(torch.tensor([1.0, 2.0]) if r else torch.tensor([1, 2]).int()),
+        ["int32", "float32"],
+    ),
+    "bfloat16 and float32": (
+        lambda r: reduced(torch.full((5,), 0.1, dtype=torch.float32 if r else torch.bfloat16)),
+        ["bfloat16", "float32"],
+    ),
+    "reduction": (lambda r: reduced(torch.ones(3), "max" if r else "sum"), ["sum", "max"]),
+    "operation": (
+        lambda r: broadcast(torch.ones(3), 0) if r else reduced(torch.ones(3)),
+        ["broadcast", "all_reduce"],
+    ),
+    "root, each waits for the other": (
+        lambda r: broadcast(torch.ones(3), 0 if r else 1), ["root 0", "root 1"]
+    ),
+    "root, each sends": (
+        lambda r: broadcast(torch.ones(300_000), 1 if r else 0), ["root 0", "root 1"]
+    ),
+    "barrier against all-reduce": (
+        lambda r: (lambda group: group.barrier()) if r else reduced(torch.ones(3)),
+        ["barrier", "all_reduce"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_difference_is_an_error_on_every_rank(case: str, n: int, strategy: str) -> None:
+    """Every rank raises within seconds and names the operation's number and both sides."""
+    calls, words = CASES[case]
+    errors = disagree(n, strategy, calls, ["operation 2", *words])
+    assert any(isinstance(error, Mismatch) for error in errors)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_different_strategies(n: int) -> None:
+    """Ranks that run different schedules are told so."""
+
+    def call(rank: int) -> Callable[[Group], Any]:
+        def work(group: Group) -> None:
+            group.strategy = parse("tree:2" if rank else "ring")
+            group.all_reduce(torch.ones(100_000))
+
+        return work
+
+    disagree(n, "auto", call, ["ring", "tree:2"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_skipped_call_is_never_filled_with_the_next_one(n: int, strategy: str) -> None:
+    """The last rank skips an all-reduce, then all meet a barrier: an error, and no mixed data."""
+    tensors = [torch.full((5,), rank + 1.0) for rank in range(n)]
+
+    def call(rank: int) -> Callable[[Group], Any]:
+        def work(group: Group) -> None:
+            if rank != n - 1:
+                group.all_reduce(tensors[rank])
+            group.barrier()
+
+        return work
+
+    disagree(n, strategy, call, ["barrier", "all_reduce"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_is_a_backward_behind(strategy: str) -> None:
+    """A rank that skips one of two sums of different size is noticed before data is mixed."""
+
+    def call(rank: int) -> Callable[[Group], Any]:
+        def work(group: Group) -> None:
+            for step in range(10):
+                for bucket in (40, 60):
+                    if (rank, step, bucket) != (1, 4, 40):
+                        tensor = torch.full((bucket,), float(step))
+                        group.all_reduce(tensor)
+                        assert torch.equal(tensor, torch.full((bucket,), 2.0 * step))
+
+        return work
+
+    disagree(2, strategy, call, ["operation 10", "[40]", "[60]"])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rank_that_leaves_early_is_named(n: int) -> None:
+    """Who ends in order after fewer operations is named with the last one that it took part in."""
+    with ThreadRanks(n, timeout=20) as ranks:
+
+        def work(group: Group) -> None:
+            for index in range(3 if group.rank == n - 1 else 5):
+                tensor = torch.ones(1000)
+                group.all_reduce(tensor)
+                assert tensor[0] == n, index
+            if group.rank == n - 1:
+                group.close()
+
+        outcomes = ranks.outcomes(work)
+        assert outcomes[n - 1].error is None
+        for outcome in outcomes[:-1]:
+            assert isinstance(outcome.error, PeerLost)
+            assert outcome.error.rank == n - 1
+            assert "left the group in order after operation 3" in str(outcome.error)
+            assert outcome.error.sequence == 4
+            assert outcome.seconds < SOON
+
+
+def test_a_rank_that_never_enters_is_named_at_the_deadline() -> None:
+    """The deadline's error names who has not come, how far it got, and the operation."""
+    with ThreadRanks(3) as ranks:
+        ranks.run(lambda group: group.barrier())
+
+        def work(group: Group) -> None:
+            if group.rank != 1:
+                group.all_reduce(torch.ones(100_000), timeout=1.5)
+
+        outcomes = ranks.outcomes(work)
+        for rank in (0, 2):
+            error = outcomes[rank].error
+            assert isinstance(error, DeadlineExceeded)
+            assert isinstance(error, TimeoutError)
+            assert error.rank == 1
+            assert "rank 1 on node here" in str(error)
+            assert "all_reduce (operation 2)" in str(error)
+            assert outcomes[rank].seconds < 1.5 + SOON
+
+
+def test_swapped_calls_of_one_shape_are_caught_where_call_sites_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With call sites compared, a before b against b before a is an error on both ranks."""
+    monkeypatch.setattr("collective.group._CALL_SITES", True)
+
+    def call(rank: int) -> Callable[[Group], Any]:
+        def first(group: Group) -> None:
+            group.all_reduce(torch.ones(1))
+
+        def second(group: Group) -> None:
+            group.all_reduce(torch.ones(1))
+
+        def work(group: Group) -> None:
+            for step in (first, second) if rank else (second, first):
+                step(group)
+
+        return work
+
+    disagree(2, "auto", call, [f"at {__file__.rsplit('/', 1)[1]}:"])
