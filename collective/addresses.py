@@ -118,16 +118,15 @@ def reachable_hosts(hosts: Sequence[Host]) -> list[Host]:
     """The hosts of a plan without the loopback addresses that another machine would dial.
 
     Loopback stays only where every node of the plan has such an address, which is where all
-    of them joined a control plane on their own machine.
+    of them joined a control plane on their own machine, or where a node has no other.
     """
     if all(any(is_loopback(entry) for entry in host.addresses) for host in hosts):
         return list(hosts)
-    return [
-        dataclasses.replace(
-            host, addresses=[entry for entry in host.addresses if not is_loopback(entry)]
-        )
-        for host in hosts
-    ]
+    found = []
+    for host in hosts:
+        others = [entry for entry in host.addresses if not is_loopback(entry)]
+        found.append(dataclasses.replace(host, addresses=others or host.addresses))
+    return found
 
 
 def _plain(address: str) -> str:

@@ -177,13 +177,16 @@ class Agent:
                 "makes one with: unisono token create --role node)"
             )
         wait = self.settings.reconnect_first
+        told: str | None = None
         while not self._leaving.is_set():
             try:
                 credential = self.options.control.join(
                     token, self.state.agent_id, self.options.name, self.settings.connect_timeout
                 )
             except Unreachable as error:
-                logger.warning("%s; trying again", error)
+                if str(error) != told:
+                    told = str(error)
+                    logger.warning("%s; trying again until it answers", error)
                 self._leaving.wait(wait)
                 wait = min(self.settings.reconnect_longest, wait * 2)
                 continue
@@ -198,7 +201,7 @@ class Agent:
             attempts = list(self._attempts.values())
             connection = self._connection
         for attempt in attempts:
-            attempt.end(reason, grace)
+            attempt.abandon(reason, grace)
         longest = max((attempt.grace(grace) for attempt in attempts), default=0.0)
         deadline = time.monotonic() + longest + self.settings.leave_timeout
         for attempt in attempts:

@@ -164,6 +164,21 @@ class Attempt:
             # its own thread would have called this
             threading.Thread(target=self._rank_over, args=(rank,), daemon=True).start()
 
+    def abandon(self, reason: str, grace: float | None = None) -> None:
+        """End everything because this agent stops, which no rank may survive as a success."""
+        with self._lock:
+            live = sorted(self._live) if self._ended_because is None else []
+            waiting = self._launch is None and not self._is_over
+        for rank in live:
+            failure = Failure(
+                attempt=self.id, rank=rank, kind="AgentStopped", message=reason, traceback=""
+            )
+            self._node.spool.add(failure=failure)
+        if waiting:
+            problem = Problem(code="agent-stopped", message=reason)
+            self._node.send(Prepared(attempt=self.id, problems=[problem]))
+        self.end(reason, grace)
+
     def end(self, reason: str, grace: float | None = None) -> None:
         """End everything of this attempt; `done` is set when nothing is left."""
         with self._lock:
