@@ -255,7 +255,7 @@ class Metrics:
     attempt: str
     rank: int
     step: int | None
-    values: dict[str, float | int | str | bool]
+    values: dict[str, int | float | str | bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,7 @@ class RankReport:
 
     attempt: str
     rank: int
-    values: dict[str, float | int | str | bool]
+    values: dict[str, int | float | str | bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,10 +500,7 @@ def from_plain(cls: type, body: Any, where: str = "") -> Any:
         path = f"{where}.{entry.name}" if where else f"{cls.__name__}.{entry.name}"
         if entry.name in body:
             values[entry.name] = _checked(hints[entry.name], body[entry.name], path)
-        elif (
-            entry.default is dataclasses.MISSING
-            and entry.default_factory is dataclasses.MISSING
-        ):
+        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
             if type(None) in typing.get_args(hints[entry.name]):
                 values[entry.name] = None
             else:
