@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unisono.collective")
 #: longest text of an error that travels in an abort frame
-_TEXT = 8000
+_TEXT = 4000  # 48 kB at most as JSON, and a control frame holds 64
 
 
 class Communicator:
@@ -79,6 +79,10 @@ class Communicator:
         self.control_ready: set[int] = set(outlets)
         self.moved_at = time.monotonic()
         self._refused: dict[int, CollectiveError] = {}
+        #: the last operation that this rank issued or refused
+        self._taken = 0
+        #: (active operation, peer, its operation, its descriptor): a peer that is further
+        self._ahead: tuple[int, int, int, bytes] | None = None
         self._seen = dict.fromkeys(outlets, 0)
         self._answered = dict.fromkeys(outlets, 0.0)
         self._asked_at = 0.0
@@ -100,8 +104,10 @@ class Communicator:
         if self.error is not None:
             operation.finish(self.error)
             return
+        self._taken = operation.sequence
         refusal = self._refused.pop(operation.sequence, None)
         if refusal is not None:
+            self.completed = max(self.completed, operation.sequence)
             operation.finish(refusal)
             return
         self.queue.append(operation)
@@ -150,8 +156,10 @@ class Communicator:
                     break
                 self.completed = operation.sequence
                 operation.finish()
-                self.queue.popleft()
                 moved = True
+                if operation.error is not None:
+                    raise operation.error  # in its last step here, where others cannot see it
+                self.queue.popleft()
                 if self.queue:
                     self._start(self.queue[0])
             if self.messaging.busy and self.messaging.advance():
@@ -160,9 +168,13 @@ class Communicator:
             self._lose(lost.peer, lost.reason)
         except CollectiveError as error:
             self.fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 — ends the group, on every rank
             _log.exception("operation failed in group %s", self.name)
             self.fail(self._wrapped(error))
+        except BaseException as error:
+            # what was interrupted may be another group's call than that of the thread that drives
+            self.interrupt(error)
+            raise
         return moved
 
     def _wrapped(self, error: BaseException) -> OperationAborted:
@@ -198,11 +210,16 @@ class Communicator:
                 self._control_of(other)
             except LinkLost:
                 continue
+            except CollectiveError as error:
+                self.fail(error)
             if self.error is not None:
                 return
         if peer in self.left:
             active = self.queue[0] if self.queue else None
             if active is None:
+                gone = self.messaging.left_behind_by(peer)
+                if gone is not None:
+                    self.fail(gone)
                 return
             if active.sequence > self.left[peer]:
                 self.fail(self._left_early(peer, self.left[peer], active))
@@ -266,12 +283,15 @@ class Communicator:
                 rank=peer,
             )
         kind = header.kind
-        if kind == FrameKind.HELLO:
-            return
         if kind == FrameKind.LEFT:
             self._handle_left(peer, header.sequence)
             return
-        content = json.loads(body) if body else {}
+        try:
+            content = json.loads(body) if body else {}
+        except ValueError as error:
+            raise ProtocolError(
+                f"{self.label(peer)} sent a control frame that is not JSON: {error}", rank=peer
+            ) from None
         if kind == FrameKind.ABORT:
             self._handle_abort(peer, header.sequence, content)
         elif kind == FrameKind.STATUS:
@@ -298,8 +318,9 @@ class Communicator:
             cls = OperationAborted
         rank = content.get("rank")
         text = str(content.get("message"))
-        if content.get("reporter", peer) != rank:
-            text = f"{text} (reported by rank {content.get('reporter', peer)})"
+        reported = f" (reported by rank {content.get('reporter', peer)})"
+        if content.get("reporter", peer) != rank and not text.endswith(reported):
+            text += reported
         error = cls(
             text,
             rank=rank if isinstance(rank, int) else None,
@@ -346,6 +367,9 @@ class Communicator:
     ) -> bool:
         """A frame is not the active operation's: drop what belongs to a refused one.
 
+        A frame of a later operation stays where it is: its sender may have heard that the active
+        one was refused before this rank does.  If nobody says so, `tick` ends the waiting.
+
         Returns:
             Whether the frame was dropped as a whole, so that the next one can be read.
 
@@ -357,19 +381,22 @@ class Communicator:
             room = memoryview(bytearray(header.length))
             return link.read_into(room)
         descriptor = link.descriptor or b"{}"
+        if header.sequence > operation.sequence:
+            self._ahead = (operation.sequence, peer, header.sequence, descriptor)
+            return False
         raise self._mismatch(operation, peer, header.sequence, descriptor)
 
     # -- the end ------------------------------------------------------------------------------
 
     def refuse(self, sequence: int, error: CollectiveError) -> None:
         """This rank refused an operation: it ends on all ranks, the group stays usable."""
-        self._refused[sequence] = error
+        self._taken = sequence
+        self._refused.pop(sequence, None)
         self.say_all(FrameKind.ABORT, sequence, self._content(error, self.rank))
-        self._refused.pop(sequence)
         self.completed = max(self.completed, sequence)
 
     def _end_refused(self, sequence: int, error: CollectiveError) -> None:
-        if sequence > self.issued:
+        if sequence > self._taken:
             self._refused[sequence] = error
             return
         for operation in self.queue:
@@ -378,6 +405,7 @@ class Communicator:
                     operation.release()
                 operation.finish(error)
                 self.completed = max(self.completed, sequence)
+                return
 
     def _content(self, error: BaseException, reporter: object) -> dict[str, object]:
         content: dict[str, object] = {
@@ -433,6 +461,8 @@ class Communicator:
             if now >= operation.deadline:
                 raise self._overdue(operation)
             if now - max(self.moved_at, self._asked_at) >= self.stall:
+                if self._ahead is not None and self._ahead[0] == operation.sequence:
+                    raise self._mismatch(operation, *self._ahead[1:])
                 self._asked_at = now
                 body: dict[str, object] = {
                     "ask": True,

@@ -1,4 +1,4 @@
-"""A pool of threads that grows: callbacks of finished operations may wait for further operations."""
+"""A pool of threads that grows: callbacks of operations may wait for further operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CompletionPool:
         while True:
             try:
                 call()
-            except Exception:
+            except Exception:  # noqa: BLE001 — nobody waits for a callback
                 _log.exception("a callback of a finished operation failed")
             with self._lock:
                 self._idle.append(inbox)

@@ -310,7 +310,8 @@ class Engine:
                         continue  # two rings, one reading
                 continue
             self._note(entry, mask)
-        if timeout is not None:
+        if timeout is not None and not events:
+            # with events, look at them first: this process may have been held up, not its peers
             now = time.monotonic()
             for group in self._groups:
                 due = group.next_tick(now)

@@ -695,7 +695,7 @@ class Group:
             if tensors.dtype != like.dtype:
                 raise Refused(f"{name} is {tensors.dtype}, the other tensor {like.dtype}")
             flat = tensors.detach().reshape(-1)
-            return list(flat.split(like.numel())) if like.numel() else [flat] * self.size
+            return list(torch.split(flat, like.numel())) if like.numel() else [flat] * self.size
         parts = list(tensors)
         if len(parts) != self.size:
             raise Refused(f"{name} has {len(parts)} tensors, the group {self.size} ranks")

@@ -46,7 +46,7 @@ class Message(Operation):
         self.tag = tag
         self.dtype = dtype
         self.array = array
-        self.view = memoryview(array).cast("B") if array.size else memoryview(b"")
+        self.view = array.data.cast("B") if array.size else memoryview(b"")
         self.place = 0
         self.flying = False
         self.first = True
@@ -67,6 +67,11 @@ class Message(Operation):
     def content(self) -> dict[str, Any]:
         """What the other side compares."""
         return {"tag": self.tag, "count": int(self.array.size), "dtype": self.dtype}
+
+    @property
+    def next_length(self) -> int:
+        """Bytes of the next segment."""
+        return min(SEGMENT, len(self.view) - self.place)
 
     def _segment(self) -> memoryview:
         return self.view[self.place : self.place + SEGMENT]
@@ -150,8 +155,8 @@ class Messaging:
             return
         message.start()
         if message.peer is not None and message.peer in self._communicator.left:
-            self._peer_gone(message)
-        elif message.kind == "send":
+            raise self._peer_gone(message)
+        if message.kind == "send":
             self._take_send(message)
         elif message.peer is not None:
             self._assign(message, message.peer)
@@ -264,10 +269,16 @@ class Messaging:
             if header is None:
                 return moved
             message = self._receives.get(header.sequence)
-            if message is None or message.peer != peer or header.offset != message.place:
+            if (
+                message is None
+                or message.peer != peer
+                or header.offset != message.place
+                or header.length != message.next_length
+                or header.kind != FrameKind.MESSAGE
+            ):
                 raise ProtocolError(
-                    f"{self._communicator.label(peer)} sent message {header.sequence} at "
-                    f"{header.offset}, which nobody waits for",
+                    f"{self._communicator.label(peer)} sent {header.length} bytes at "
+                    f"{header.offset} of message {header.sequence}, which nobody waits for",
                     rank=peer,
                 )
             if not message.receive(inlet):
@@ -276,6 +287,8 @@ class Messaging:
             if message.complete:
                 del self._receives[header.sequence]
                 message.finish()
+                if message.error is not None:
+                    raise message.error
         return moved
 
     # -- the end ------------------------------------------------------------------------------
@@ -305,9 +318,9 @@ class Messaging:
                     operation=message.kind,
                 )
 
-    def _peer_gone(self, message: Message) -> None:
+    def _peer_gone(self, message: Message) -> PeerLost:
         assert message.peer is not None
-        raise PeerLost(
+        return PeerLost(
             f"{self._communicator.label(message.peer)} left the group in order, but "
             f"{message.kind} ({message.phase()}) needs it",
             rank=message.peer,
@@ -319,8 +332,15 @@ class Messaging:
         """`peer` left in order: nothing that is not matched yet will be."""
         for (other, _), messages in self._sends.items():
             if other == peer and messages:
-                self._peer_gone(messages[0])
+                raise self._peer_gone(messages[0])
         # what a receive waits for may still be in the socket; its end is seen there
+
+    def left_behind_by(self, peer: int) -> PeerLost | None:
+        """The error of a message that `peer`, which left in order and closed, cannot serve."""
+        for message in self._pending():
+            if message.peer == peer:
+                return self._peer_gone(message)
+        return None
 
     def fail(self, error: BaseException) -> None:
         """End everything with `error`."""

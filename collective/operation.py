@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from collective.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collective.communicator import Communicator
+
+_log = logging.getLogger("unisono.collective")
 
 
 class LinkLost(Exception):
@@ -94,7 +97,10 @@ class Operation:
             callbacks, self._callbacks = self._callbacks, []
         self.epilogue = None
         if self.on_finish_inline is not None:
-            self.on_finish_inline()
+            try:
+                self.on_finish_inline()
+            except Exception:  # noqa: BLE001 — who waits for the result must be woken
+                _log.exception("an observer of finished operations failed")
         if event is not None:
             event.set()
         for callback in callbacks:

@@ -1,4 +1,4 @@
-"""A schedule as one rank runs it: its sends and receives, cut into segments, with what each waits for.
+"""A schedule as one rank runs it: its sends and receives in segments, and what each waits for.
 
 Compiling looks at slots only; it is cached per schedule, rank and sizes, and bound to memory for
 each call by `collective.engine`.

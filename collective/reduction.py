@@ -9,7 +9,7 @@ their neighbours untouched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Fold = Callable[[Array, Array, Array], object]
 
 
-class ReduceOp(str, Enum):
+class ReduceOp(StrEnum):
     """How the values of the ranks are combined."""
 
     SUM = "sum"
@@ -122,8 +122,8 @@ def check_tensor(tensor: torch.Tensor, role: str, *, written: bool) -> None:
         )
     if written and not tensor.is_contiguous() and _overlaps(tensor):
         raise Refused(
-            f"{role} of shape {list(tensor.shape)} and strides {list(tensor.stride())} has elements "
-            "that share memory, so it cannot hold a result; use .contiguous() or .clone()"
+            f"{role} of shape {list(tensor.shape)} and strides {list(tensor.stride())} has "
+            "elements that share memory, so it cannot hold a result; use .contiguous() or .clone()"
         )
 
 
@@ -193,7 +193,7 @@ class Buffer:
         self.array = host_array(source)
 
     def commit(self) -> None:
-        """Write the array back into the tensor, cast once, where it is not the tensor's own memory."""
+        """Write the array back into the tensor, cast once, unless it is the tensor's own memory."""
         if self._shared:
             return
         target = self.tensor.detach()

@@ -70,8 +70,7 @@ class CollectiveOperation(Operation):
         super().__init__(communicator, descriptor, timeout)
         self._program = program
         self._arrays = buffers
-        self._views = [memoryview(array).cast("B") if array.size else memoryview(b"")
-                       for array in buffers]  # fmt: skip
+        self._views = [array.data.cast("B") if array.size else memoryview(b"") for array in buffers]
         self._itemsizes = [array.itemsize for array in buffers]
         self._fold = fold
         self._left = [0] * len(program.sends)
@@ -97,7 +96,8 @@ class CollectiveOperation(Operation):
         return waiting or [lane.peer for lane in self._out if lane.place < len(lane.parts)]
 
     def phase(self) -> str:
-        for lane in (*self._in, *self._out):
+        lanes: list[_InLane | _OutLane] = [*self._in, *self._out]
+        for lane in lanes:
             if lane.place < len(lane.parts):
                 part = lane.parts[lane.place]
                 return f"{part.phase or 'data'}, step {part.step}"
@@ -194,11 +194,12 @@ class CollectiveOperation(Operation):
                 header = link.header()
                 if header is None:
                     return moved
-                moved = True
                 if header.sequence != self.sequence or header.checksum != self.descriptor.checksum:
                     if self.communicator.strange_frame(self, lane.peer, link, header):
+                        moved = True
                         continue
                     return moved
+                moved = True
                 self._check(lane, header, start, stop)
                 if stop == start:
                     lane.view = memoryview(b"")
@@ -210,7 +211,7 @@ class CollectiveOperation(Operation):
                         lane.view = self._views[part.buffer][start * width : stop * width]
                     else:
                         lane.room = self.communicator.engine.take_room()
-                        lane.view = memoryview(lane.room)[: (stop - start) * width]
+                        lane.view = lane.room.data[: (stop - start) * width]
                 lane.read = False
             if not lane.read:
                 if not link.read_into(lane.view):

@@ -165,9 +165,7 @@ class World:
         while True:
             for peer in list(waiting):
                 outlet = outlets[peer]
-                outlet.readable = True
-                outlet.control()
-                if outlet.greeted:
+                if outlet.greet():
                     waiting.discard(peer)
                     poll.unregister(outlet.endpoint.fileno())
             if not waiting:

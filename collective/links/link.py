@@ -47,6 +47,7 @@ class Outlet:
         self._flight: list[Buffer] = []
         self._urgent: deque[bytes] = deque()
         self._control = bytearray(unread)
+        self._early: list[tuple[Header, bytes]] = []
         self._room = memoryview(bytearray(4096))
 
     @property
@@ -94,6 +95,7 @@ class Outlet:
             EndOfLink: the peer closed or broke its side, and everything before was returned.
             ProtocolError: bytes that are no frame.
         """
+        ended: str | None = None
         while self.readable:
             try:
                 count = self.endpoint.recv_into(self._room)
@@ -101,15 +103,13 @@ class Outlet:
                 self.readable = False
                 break
             except OSError as error:
-                if self._control:
-                    break
-                raise EndOfLink(str(error)) from error
+                ended = str(error)
+                break
             if not count:
-                if self._control:
-                    break
-                raise EndOfLink("end of file")
+                ended = "end of file"
+                break
             self._control += self._room[:count]
-        frames = []
+        frames, self._early = self._early, []
         while self._control:
             with memoryview(self._control) as view:
                 try:
@@ -122,6 +122,8 @@ class Outlet:
             del self._control[: head.size + head.length]
             if head.key is not None:
                 body = unmask(body, head.key)
+            if head.opcode >= _CLOSE and len(body) > 125:
+                raise ProtocolError(f"a frame of {len(body)} bytes with opcode {head.opcode}")
             if head.opcode == _PING:
                 # a stock client's keep-alive; answered between two frames
                 self._urgent.append(bytes((0x8A, len(body))) + body)
@@ -135,8 +137,21 @@ class Outlet:
                 header = Header._make(HEADER.unpack_from(body))
                 if header.kind == FrameKind.HELLO:
                     self.greeted = True
-                frames.append((header, body[HEADER_SIZE:]))
+                else:
+                    frames.append((header, body[HEADER_SIZE:]))
+        if ended is not None and not frames:
+            raise EndOfLink(ended)
         return frames
+
+    def greet(self) -> bool:
+        """Whether the peer's HELLO has come; what it said after that is kept for `control`.
+
+        Raises:
+            EndOfLink, ProtocolError: as `control`.
+        """
+        self.readable = True
+        self._early = self.control()
+        return self.greeted
 
     def end(self) -> None:
         """Say that no data follows: a close frame, then the end of the stream."""
