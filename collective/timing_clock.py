@@ -127,7 +127,8 @@ class StepClock:
         #: called when a step may have ended without anything that confirms it yet
         self.stir: Callable[[], None] = lambda: None
         self._explicit = False
-        self._evaluating = False
+        #: whether the phase "eval" goes on that a forward without gradients began
+        self.evaluating = False
         #: what each moment belongs to, from the mark's time to the next mark's
         self._marks: list[tuple[float, str]] = [(now(), _OUTSIDE)]
         #: end of the last optimizer step, when it may have been the step's end
@@ -150,11 +151,11 @@ class StepClock:
             region = self._region()
             if region == _OUTSIDE:
                 self._settle(now)
-            elif region != _DATA and not self._evaluating:
+            elif region != _DATA and not self.evaluating:
                 return region in _STEP
             self._mark(now, _COMPUTE)
-            if self._evaluating:
-                self._evaluating = False
+            if self.evaluating:
+                self.evaluating = False
                 self._phases_over(now)
             return True
 
@@ -164,7 +165,7 @@ class StepClock:
             if self._region() == _DATA:
                 self._close_candidate()
                 self._mark(self.now(), "eval")
-                self._evaluating = True
+                self.evaluating = True
 
     def optimizer_begins(self, key: int) -> None:
         """An optimizer, identified by `key`, begins to step."""

@@ -55,9 +55,12 @@ class StepHooks:
         if torch.compiler.is_compiling():
             return
         training = module.training and torch.is_grad_enabled()
-        if not training and module in self._trained:
-            self._clock.evaluation()
-            return
+        if not training:
+            if module in self._trained:
+                self._clock.evaluation()
+                return
+            if self._clock.evaluating:
+                return  # a part of the module that is evaluated
         if self._clock.forward() and self._armed is not None:
             self._observer.thread = threading.get_ident()
             self._armed.remove()

@@ -26,6 +26,12 @@ from collective.torch_identity import Identity
 from collective.torch_work import Future
 
 
+_KINDS = {
+    "gloo": dist.ProcessGroup.BackendType.GLOO,
+    "nccl": dist.ProcessGroup.BackendType.NCCL,
+}
+
+
 class ForwardedTiming:
     """When an operation of another library was issued and done; what else there is is unknown."""
 
@@ -107,6 +113,10 @@ class ForwardingGroup(Identity):
         super().__init__(store, inner.rank(), inner.size(), global_ranks, backend)
         #: the process group that carries the bytes
         self.inner = inner
+        # DDP's logger asks a group that is called "gloo" for its gloo backend
+        for device in inner._device_types:
+            library = inner._get_backend(device)
+            self._register_backend(device, _KINDS[library.name()], library)
 
     @property
     def supports_splitting(self) -> bool:  # type: ignore[override]

@@ -168,7 +168,7 @@ class RankPool:
             raise RankFailed("\n".join([f"{function.__qualname__} failed", *troubles]))
         return [outcome.value for outcome in outcomes if outcome is not None]
 
-    def close(self, timeout: float = 20.0) -> list[int]:
+    def close(self, timeout: float = 60.0) -> list[int]:
         """Let the ranks exit in order; their exit codes."""
         for pipe in self._pipes:
             pipe.close()

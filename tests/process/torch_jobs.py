@@ -641,3 +641,109 @@ def loop(steps: int) -> int:
         dist.all_reduce(value)
         right += bool((value == size * (size - 1) / 2 + size * index).all())
     return right
+
+
+def refused_on_one_rank() -> tuple[str, float]:
+    """Rank 1 passes a sparse tensor; the error, and the value of the next sum."""
+    from collective.errors import Refused
+
+    value = torch.ones(2, 2)
+    text = ""
+    try:
+        dist.all_reduce(value.to_sparse() if dist.get_rank() == 1 else value)
+    except Refused as error:
+        text = str(error)
+    after = torch.ones(())
+    dist.all_reduce(after)
+    return text, after.item()
+
+
+def late_member() -> str:
+    """Rank 1 does not come to a collective with a short timeout; the error on rank 0."""
+    from collective.errors import CollectiveError
+
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    dist.all_reduce(torch.ones(1), group=group)
+    if dist.get_rank() == 0:
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except CollectiveError as error:
+            dist.barrier()
+            return f"{type(error).__name__} {error.rank}: {error}"
+        return ""
+    dist.barrier()
+    return ""
+
+
+def skipped_backward() -> None:
+    """Rank 1 skips one backward and goes on with the next step."""
+    wrapped = DDP(model(torch.float32))
+    inputs, targets = data(8, torch.float32)
+    for step in range(4):
+        loss = nn.functional.mse_loss(wrapped(inputs), targets)
+        if step == 2 and dist.get_rank() == 1:
+            dist.barrier()
+            continue
+        loss.backward()
+
+
+def fewer_batches() -> None:
+    """Rank 1 has fewer batches and goes on to the validation."""
+    wrapped = DDP(model(torch.float32))
+    inputs, targets = data(8, torch.float32)
+    for _ in range(5 if dist.get_rank() == 0 else 3):
+        nn.functional.mse_loss(wrapped(inputs), targets).backward()
+    dist.all_reduce(torch.ones(3, dtype=torch.float64))
+    dist.barrier()
+
+
+def restart() -> float:
+    """Destroy all groups, make the default group again, and use it."""
+    dist.destroy_process_group()
+    start()
+    value = torch.ones(())
+    dist.all_reduce(value)
+    return value.item()
+
+
+def strategy(options: Any) -> str:
+    """The default group's strategy when `options` are given as pg_options."""
+    start(options=options)
+    name = str(dist.group.WORLD.group.strategy)  # type: ignore[union-attr]
+    dist.all_reduce(torch.ones(5))
+    stop()
+    return name
+
+
+def own_strategy() -> None:
+    """Each rank asks for another strategy."""
+    start(options=["ring", "centralized"][dist.get_rank() if dist.is_initialized() else rank()])
+
+
+def rank() -> int:
+    """This process's rank before there is a group."""
+    import os
+
+    return int(os.environ["RANK"])
+
+
+def forked_worker() -> list[str]:
+    """What a data-loader worker gets from a collective of its parent's group."""
+    found = []
+    for batch in torch.utils.data.DataLoader(_Reducing(), batch_size=None, num_workers=1):
+        found.append(str(batch))
+    value = torch.ones(())
+    dist.all_reduce(value)
+    return [*found, str(value.item())]
+
+
+class _Reducing(torch.utils.data.Dataset[str]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            return type(error).__name__
+        return "reduced in a worker"
