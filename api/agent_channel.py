@@ -120,8 +120,8 @@ async def _receive(websocket: WebSocket) -> Message:
 
 
 async def _send(websocket: WebSocket, connection: Connection) -> None:
-    while (message := await connection.outgoing.get()) is not None:
-        await websocket.send_text(encode(message))
+    while (text := await connection.outgoing.get()) is not None:
+        await websocket.send_text(text)
     await websocket.close()
 
 

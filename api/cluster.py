@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from collective.messages import (
     Device,
     Fenced,
     Message,
+    encode,
     from_plain,
 )
 
@@ -38,13 +40,14 @@ class Connection:
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
-        self.outgoing: asyncio.Queue[Message | None] = asyncio.Queue()
+        #: messages as text; None closes
+        self.outgoing: asyncio.Queue[str | None] = asyncio.Queue()
         #: set when the connection must end for good
         self.fenced: str | None = None
 
-    def send(self, message: Message) -> None:
-        """Queue a message."""
-        self.outgoing.put_nowait(message)
+    def send(self, message: Message | str) -> None:
+        """Queue a message, or the text of one that goes to many."""
+        self.outgoing.put_nowait(message if isinstance(message, str) else encode(message))
 
     def fence(self, reason: str) -> None:
         """Tell the agent to stop for good, and close."""
@@ -224,10 +227,11 @@ class Cluster:
         return {node.name: node for node in self.by_id.values()}
 
     def offers(self) -> list[Offer]:
-        """What all nodes could give now, in the order in which they joined."""
-        return [node.offer() for node in self.by_id.values()]
+        """What all nodes could give now, by name, so that w2 is before w10."""
+        nodes = sorted(self.by_id.values(), key=lambda node: _natural(node.name))
+        return [node.offer() for node in nodes]
 
-    def send(self, node_id: str, message: Message) -> None:
+    def send(self, node_id: str, message: Message | str) -> None:
         """Send to a node; without a connection nothing is sent: its next hello settles all."""
         node = self.by_id.get(node_id)
         if node is not None and node.connection is not None:
@@ -340,6 +344,12 @@ class Cluster:
             payload["jobs"] = [job.shown_short() for job in self.jobs.values()]
         self.changed, self.removed, self.jobs = set(), [], {}
         return payload or None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key under which numbers in names count as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _state(row: Node) -> NodeState:

@@ -40,6 +40,7 @@ from collective.messages import (
     Prepare,
     Prepared,
     Welcome,
+    encode,
 )
 
 log = logging.getLogger("unisono.jobs")
@@ -414,8 +415,10 @@ class Orchestrator:
             return
         attempt.phase = "launched"
         await self._store_phase(attempt)
+        # With its plan of all ranks the message is large: its text is made once for all nodes.
+        text = encode(self._launch_message(attempt))
         for part in attempt.parts:
-            self._cluster.send(part.node_id, self._launch_message(attempt))
+            self._cluster.send(part.node_id, text)
 
     def _launch_message(self, attempt: AttemptState) -> Launch:
         return Launch(
