@@ -113,6 +113,7 @@ class Agent:
             default_python=sys.executable,
         )
         self._node = Node(
+            agent_id=self.state.agent_id,
             launcher=launcher,
             spool=self._spool,
             settings=settings,

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 class Node:
     """What all attempts of a node share."""
 
+    agent_id: str
     launcher: Launcher
     spool: Spool
     settings: Settings
@@ -224,7 +225,8 @@ class Attempt:
                 return
             self._is_over = True
             connections = [entry for entries in self._connections.values() for entry in entries]
-        marker = {"UNISONO_ATTEMPT": self.id}
+        # another agent on this machine may run ranks of the same attempt
+        marker = {"UNISONO_ATTEMPT": self.id, "UNISONO_AGENT": self._node.agent_id}
         left = supervisor.marked_processes(marker)
         if left:
             left = supervisor.end_marked(marker, 0.0)

@@ -159,6 +159,25 @@ def test_a_program_that_cannot_start_is_no_success(jobs: Jobs) -> None:
     assert job["state"] == "failed" and "/nowhere/program" in json.dumps(job)
 
 
+def test_a_node_that_is_done_early_spares_the_others(jobs: Jobs) -> None:
+    """A rank may go on after the other node, an agent on the same machine, is over."""
+    code = (
+        "import os, time\n"
+        "while os.environ['RANK'] == '0' and not os.path.exists('go'): time.sleep(0.02)\n"
+    )
+    started = jobs.start(code)
+    eventually(lambda: f"attempt {jobs.api.job(started['id'])['attempt']}" in _over(jobs, "w2"))
+    assert len(jobs.cluster.processes(started)) == 1
+    (jobs.cluster.agents["w1"].home / "go").touch()
+    jobs.api.until(started["id"], "completed")
+
+
+def _over(jobs: Jobs, name: str) -> str:
+    """What an agent said about attempts that are over."""
+    lines = jobs.cluster.agents[name].log().splitlines()
+    return "\n".join(line for line in lines if "over on this node" in line)
+
+
 def test_output_is_there_while_the_job_runs(jobs: Jobs) -> None:
     """Lines are served within seconds, in order, and none is lost to a SIGKILL."""
     code = (

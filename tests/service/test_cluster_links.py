@@ -1,0 +1,97 @@
+"""Ranks that exchange tensors through their agents' data ports."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster
+from waiting import eventually
+
+from collective.errors import RendezvousFailed
+from collective.links.handshake import ClientHandshake
+from collective.messages import LinkRequest
+
+pytestmark = pytest.mark.timeout(120)
+
+OVER = ("completed", "failed", "cancelled", "lost")
+
+# Sums a value on all ranks again and again; rank 1 holds its interpreter in C code meanwhile.
+SUMS = """
+import json, os, re, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("unisono")
+value, hold = float(sys.argv[1]), int(sys.argv[2])
+found = set()
+for number in range(500):
+    tensor = torch.full((17,), value)
+    dist.all_reduce(tensor)
+    found.update(tensor.tolist())
+    if number == 250:
+        print("half", flush=True)
+        if dist.get_rank() == 1 and hold:
+            re.match("(a|a)*$", "a" * hold + "b")
+group = dist.new_group([1, 0])
+tensor = torch.full((3,), value)
+dist.all_reduce(tensor, group=group)
+found.update(tensor.tolist())
+print(json.dumps(sorted(found)))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("links"))
+    for number, name in enumerate(("w1", "w2")):
+        cluster.add(name, 2, "--bind", f"127.0.0.{number + 2}")
+    yield cluster
+    cluster.close()
+
+
+def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
+    """Two jobs at once on the same nodes never see each other's numbers; a rank that holds its
+    interpreter for seconds loses no link, and no node is called dead."""
+    script = cluster.folder / "sums.py"
+    script.write_text(SUMS)
+    jobs = {
+        value: cluster.api.start(script=str(script), args=[value, hold], nodes=2, ranks_per_node=1)
+        for value, hold in (("1", "24"), ("7", "0"))
+    }
+    seen = set()
+
+    def over() -> bool:
+        seen.update(cluster.api.node(name)["state"] for name in cluster.agents)
+        return all(cluster.api.job(job["id"])["state"] in OVER for job in jobs.values())
+
+    eventually(over, 90.0)
+    for value, job in jobs.items():
+        found = cluster.api.job(job["id"])
+        assert found["state"] == "completed", (found, cluster.log(job["id"], 0, "stderr"))
+        for rank in range(2):
+            last = cluster.log(job["id"], rank).splitlines()[-1]
+            assert json.loads(last) == [2 * float(value)]
+    assert seen == {"online"}
+
+
+def test_a_stranger_at_the_data_port_is_refused_and_logged(cluster: Cluster) -> None:
+    """A connection for another attempt, as a leftover rank of an old job makes it, is refused."""
+    node = cluster.api.node("w1")
+    assert node["addresses"] == ["127.0.0.2"]
+    request = LinkRequest(
+        job="j-old", attempt="a-old", group="default", epoch=1, dialler=0, target=1,
+        channel="collective",
+    )  # fmt: skip
+    client = ClientHandshake("127.0.0.2", node["data_port"], request, "5ec7e7")
+    with socket.create_connection(("127.0.0.2", node["data_port"]), 5) as connection:
+        connection.sendall(client.hello)
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    with pytest.raises(RendezvousFailed, match="no attempt a-old"):
+        client.feed(answer)
+    log = eventually(lambda: "refused (404" in cluster.agents["w1"].log() and cluster.agents["w1"])
+    assert "attempt a-old" in log.log() and "5ec7e7" not in log.log()
