@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ ROLES = (
     ("operator", "starts and cancels jobs"),
     ("admin", "makes every token"),
 )
+KINDS = {"api": "API", "join": "joining", "node": "a node's own", "session": "browser session"}
 TOKENS = 500
 
 
@@ -128,6 +130,12 @@ async def revoke(user: CurrentUser, token: str) -> Response:
     return see_other("/tokens")
 
 
+def _worth_showing(token: dict[str, Any], now: float) -> bool:
+    """Not login codes, and not the sessions that are over: both come and go by the dozen."""
+    dead = token["revoked_at"] is not None or token["expires_at"] <= now
+    return token["kind"] != "code" and not (token["kind"] == "session" and dead)
+
+
 async def _tokens_page(
     user: User,
     *,
@@ -137,11 +145,14 @@ async def _tokens_page(
     status: int = 200,
 ) -> Response:
     found, _ = await user.api.items("/tokens", TOKENS)
+    now = time.time()
+    found = [token for token in found if _worth_showing(token, now)]
     return user.page(
         "tokens.html",
         status=status,
         here="tokens",
         tokens=found,
+        kinds=KINDS,
         created=created,
         roles=ROLES,
         values=values or {"role": "node", "name": "", "hours": "24"},

@@ -29,7 +29,7 @@ export function number(value) {
   if (!Number.isFinite(v)) return special(v);
   const size = Math.abs(v);
   if (size >= 1000) return separated(v);
-  if (size !== 0 && size < 1e-4) return v.toExponential(2).replace("-", "−");
+  if (size !== 0 && size < 1e-4) return v.toExponential(2).replaceAll("-", "−");
   const digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return trim(v.toFixed(digits)).replace("-", "−");
 }

@@ -11,6 +11,9 @@ import { el, html, timeUnit } from "./svg.js";
 
 /** Up to this many ranks have a line each; more are drawn as median and range. */
 const LINES = 8;
+/** With more steps than this a rank's line is drawn twice: every step, and a running median. */
+const SMOOTH_FROM = 120;
+const SMOOTH = 15;
 
 const id = document.body.dataset.job;
 const api = `/api/v1/jobs/${encodeURIComponent(id)}`;
@@ -59,7 +62,7 @@ function apply(kind, frame) {
   for (const row of frame.metrics ?? []) metrics.add(row);
   if (frame.logs) log.apply(frame.logs);
   if (frame.ranks) log.ranks(frame.ranks);
-  if (frame.steps?.length) drawSteps();
+  if (frame.steps?.length) soon();
   if (frame.metrics?.length) drawLoss();
   if (kind === "snapshot") {
     if (Number.isFinite(steps.newest) && frame.at) live.dataAge(frame.at - steps.newest);
@@ -73,6 +76,17 @@ function progress(values) {
   const left = num(values.steps_total) - num(values.step);
   const rate = num(values.steps_per_second);
   fill(document, { ...values, left: values.steps_total && rate ? Math.max(0, left) / rate : null });
+}
+
+let drawing = 0;
+
+/** Draws what has arrived; the more ranks, the less often. */
+function soon() {
+  const wait = steps.ranks.size > LINES ? 500 : 0;
+  drawing ||= setTimeout(() => {
+    drawing = 0;
+    drawSteps();
+  }, wait);
 }
 
 function drawSteps() {
@@ -92,7 +106,11 @@ function drawSteps() {
     return { name: `rank ${rank}`, cls: `st-s${index}`, x: kept.step, y: kept[field], labels: kept.label, faint: chosen !== null && chosen !== rank };
   };
   if (ranks.length <= LINES) {
-    stepChart.set({ series: ranks.map(line), band: null, range: [0, high], unit });
+    const lines = ranks.map(line);
+    const many = lines.some((each) => each.x.length > SMOOTH_FROM);
+    const series = many ? [...lines.map((each) => ({ ...each, thin: true })), ...lines.map(smooth)] : lines;
+    stepChart.set({ series, band: null, range: [0, high], unit });
+    setText(byId("steps-how"), many ? `bold: median of ${SMOOTH} steps` : "");
     legend(ranks);
     return;
   }
@@ -104,6 +122,16 @@ function drawSteps() {
   ];
   stepChart.set({ series, band: all, range: [0, high], unit });
   legendText(series.map((s) => [s.cls, s.name]), `least to most of ${ranks.length} ranks`);
+}
+
+/** The running median of a line, drawn over it and left out of the tip. */
+function smooth(line) {
+  const half = SMOOTH >> 1;
+  const y = line.y.map((_, k) => {
+    const near = line.y.slice(Math.max(0, k - half), k + half + 1).filter(Number.isFinite);
+    return near.sort((a, b) => a - b)[near.length >> 1] ?? NaN;
+  });
+  return { ...line, y, quiet: true };
 }
 
 function fillTable(rows) {

@@ -28,7 +28,8 @@ export class LineChart {
   /**
    * @param {object} data
    * @param {{name: string, cls: string, x: number[], y: number[], labels?: string[],
-   *   faint?: boolean}[]} data.series lines; a label other than "step" is shown beside the value
+   *   faint?: boolean, thin?: boolean, quiet?: boolean}[]} data.series lines; a label other than
+   *   "step" is shown beside the value, and a quiet line's values are not
    * @param {{x: number[], low: number[], high: number[]} | null} data.band
    * @param {[number, number]} data.range of y; what lies above is marked at the upper edge
    * @param {{name: string, per: number}} data.unit
@@ -84,7 +85,8 @@ export class LineChart {
     if (band?.x.length) shapes.push(el("path", { class: "band", d: area(band, X, Y, high) }));
     for (const line of series) {
       const d = path(line.x, line.y, X, Y, high, inner);
-      shapes.push(el("path", { class: `line ${line.cls}${line.faint ? " faint" : ""}`, d }));
+      shapes.push(el("path", { class: `line ${line.cls}${line.faint ? " faint" : line.thin ? " thin" : ""}`, d }));
+      if (line.quiet) continue;
       for (const x of clipped(line.x, line.y, high)) {
         shapes.push(el("path", { class: `line ${line.cls}`, d: `M${X(x) - 3.5} ${PAD.top}l3.5-5 3.5 5z` }));
       }
@@ -95,7 +97,7 @@ export class LineChart {
   }
 
   #summary() {
-    const said = this.data.series.slice(0, 8).filter((s) => s.y.length && !s.faint);
+    const said = this.data.series.slice(0, 8).filter((s) => s.y.length && !s.faint && !s.quiet);
     return said.map((s) => `${s.name}: ${this.value(s.y.at(-1))} at step ${s.x.at(-1)}.`).join(" ");
   }
 
@@ -129,6 +131,7 @@ export class LineChart {
     this.at = Math.max(first, Math.min(last, step));
     const rows = [];
     for (const line of this.data.series) {
+      if (line.quiet) continue;
       const index = nearest(line.x, this.at);
       if (index < 0 || Math.abs(line.x[index] - this.at) > (last - first) / 20 + 1) continue;
       const note = line.labels && line.labels[index] !== "step" ? ` (${line.labels[index]})` : "";

@@ -4,7 +4,9 @@ import { setText } from "./page.js";
 
 /** Characters of output kept in the page, and bytes fetched at once. */
 const KEEP = 200_000;
-const TAIL = 32_768;
+const TAIL = 65_536;
+/** Milliseconds between two fetches of a stream that is written faster than it is shown. */
+const PAUSE = 250;
 
 export class Log {
   constructor(job) {
@@ -112,6 +114,10 @@ export class Log {
       if (!(error instanceof TypeError)) throw error;
     } finally {
       if (this.busy === asked) {
+        if (this.again) {
+          await new Promise((done) => setTimeout(done, PAUSE));
+          if (this.busy !== asked) return;
+        }
         this.busy = null;
         if (this.again) this.#fetch(this.next);
       }

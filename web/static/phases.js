@@ -16,6 +16,7 @@ const ROWS = [24, 42];
 const TOP = 22;
 const BOTTOM = 34;
 const MOST = 16;
+const RIGHT = 66;
 
 function pattern() {
   return el(
@@ -71,7 +72,6 @@ export class Phases {
     const width = Math.max(240, this.host.clientWidth - 16);
     const narrow = width < 460;
     const left = narrow ? 46 : 132;
-    const right = 62;
     const fit = (HEIGHT - TOP - BOTTOM) / rows.length;
     const ROW = Math.round(Math.max(ROWS[0], Math.min(ROWS[1], fit)));
     const height = TOP + rows.length * ROW + BOTTOM;
@@ -80,7 +80,7 @@ export class Phases {
     const sums = rows.map((row) => PHASES.reduce((sum, [phase]) => sum + row[phase], 0));
     const most = Math.max(...sums, ...rows.map((row) => row.total), 1e-9);
     const unit = timeUnit(most);
-    const X = (seconds) => left + (seconds / most) * (width - left - right);
+    const X = (seconds) => left + (seconds / most) * (width - left - RIGHT);
     const floor = TOP + rows.length * ROW;
     const marks = [pattern()];
     const scaled = ticks(0, most * unit.per, Math.max(2, Math.floor((width - left) / 90)));
@@ -90,7 +90,7 @@ export class Phases {
       marks.push(el("line", { class: "rule", x1: x, x2: x, y1: TOP - 4, y2: floor + 4 }));
       marks.push(el("text", { x, y: floor + 18, "text-anchor": "middle" }, tickText(tick, gap)));
     }
-    marks.push(el("text", { x: width - right, y: height - 2, "text-anchor": "end" }, `time in ${unit.name}`));
+    marks.push(el("text", { x: width - RIGHT, y: height - 2, "text-anchor": "end" }, `time in ${unit.name}`));
     rows.forEach((row, index) => marks.push(this.#row(row, TOP + index * ROW, ROW, X, width, narrow)));
     const totals = rows.map((row) => row.total).sort((a, b) => a - b);
     const middle = totals[totals.length >> 1];
@@ -125,7 +125,7 @@ export class Phases {
     if (X(start + rest) - X(start) > 1) {
       group.append(el("rect", { class: "fl-other", x: X(start), y: y + (ROW - BAR) / 2, width: X(row.total) - X(start), height: BAR }));
     }
-    group.append(el("text", { x: X(Math.max(row.total, start)) + 6, y: y + ROW / 2 + 4 }, duration(row.total)));
+    group.append(el("text", { x: width - RIGHT + 8, y: y + ROW / 2 + 4 }, duration(row.total)));
     group.addEventListener("pointermove", (event) => {
       const box = this.host.getBoundingClientRect();
       const rows = PHASES.map(([phase, label]) => [

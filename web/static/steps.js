@@ -2,8 +2,11 @@
 
 import { num } from "./format.js";
 
-/** Steps kept per rank, and rows of metrics kept: what a chart can show, not the whole run. */
+/** What is kept is what charts can show, not the whole run: steps of a rank, steps of all ranks
+    together (but some of each), and rows of metrics. */
 const KEEP_STEPS = 2000;
+const KEEP_ALL = 48000;
+const KEEP_LEAST = 240;
 const KEEP_METRICS = 6000;
 /** A typical step looks at this many of the last ones, as in the table that the server renders. */
 export const WINDOW = 50;
@@ -32,7 +35,7 @@ export class Steps {
       for (const name of COLUMNS) kept[name].push(num(entry[name][k]) ?? NaN);
       kept.own.push(kept.total.at(-1) - kept.exposed.at(-1));
     });
-    const extra = kept.step.length - KEEP_STEPS;
+    const extra = kept.step.length - this.keep;
     if (extra > 0) for (const column of Object.values(kept)) column.splice(0, extra);
   }
 
@@ -42,7 +45,7 @@ export class Steps {
     if (!kept || !kept.step.length) return this.add(entry);
     const first = kept.step[0];
     const count = entry.step.filter((step) => step < first).length;
-    const room = Math.max(0, KEEP_STEPS - kept.step.length);
+    const room = Math.max(0, this.keep - kept.step.length);
     const from = Math.max(0, count - room);
     const part = (list, read) => list.slice(from, count).map(read);
     kept.step.unshift(...entry.step.slice(from, count));
@@ -51,6 +54,11 @@ export class Steps {
     for (const name of COLUMNS) kept[name].unshift(...part(entry[name], (v) => num(v) ?? NaN));
     kept.own.unshift(...part(entry.total, (v, k) => num(v) - num(entry.exposed[from + k])));
     return undefined;
+  }
+
+  get keep() {
+    const share = Math.floor(KEEP_ALL / Math.max(1, this.ranks.size));
+    return Math.max(KEEP_LEAST, Math.min(KEEP_STEPS, share));
   }
 
   get first() {
@@ -94,8 +102,8 @@ export class Steps {
     if (!all.length) for (const kept of this.ranks.values()) all.push(...kept[field].filter(Number.isFinite));
     if (!all.length) return null;
     all.sort((a, b) => a - b);
-    const usual = all[Math.floor((all.length - 1) * 0.97)];
-    return Math.min(all.at(-1), usual * 1.5) * 1.12 || 1;
+    const usual = all[Math.floor((all.length - 1) * 0.9)];
+    return Math.min(all.at(-1), usual * 1.7) * 1.1 || 1;
   }
 
   /** For many ranks: per step the least, the median and the most, over the steps of all. */
