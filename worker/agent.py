@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from collective.addresses import choose_addresses
+from collective.addresses import AddressError, choose_addresses
 from collective.messages import (
     AgentHello,
     AttemptOver,
@@ -248,11 +248,13 @@ class Agent:
     # -- orders of the control plane
 
     def _hello(self, own_address: str) -> AgentHello:
-        addresses = choose_addresses(
-            own_address,
-            [self.options.bind] if self.options.bind else own_addresses(),
-            self.options.advertise or ([self.options.bind] if self.options.bind else []),
-        )
+        bound = [self.options.bind] if self.options.bind else []
+        try:
+            addresses = choose_addresses(
+                own_address, bound or own_addresses(), self.options.advertise or bound
+            )
+        except AddressError as error:
+            raise LocalProblem(str(error)) from None
         with self._lock:
             held = {name: attempt.status() for name, attempt in self._attempts.items()}
         for name in self._spool.attempts():
@@ -301,7 +303,7 @@ class Agent:
                 attempt.answer_again()
             elif not fresh:
                 problem = Problem(
-                    code="node-leaving", message=f"{self.node_name}: this agent is being stopped"
+                    code="agent-stopped", message=f"{self.node_name}: this agent is being stopped"
                 )
                 self._send(Prepared(attempt=name, problems=[problem]))
         elif isinstance(message, Launch):
@@ -370,8 +372,10 @@ class Agent:
 
 def own_addresses() -> list[str]:
     """The addresses of this machine's interfaces."""
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:  # then the one by which the control plane is reached has to do
+        return []
     return [
         entry.address.partition("%")[0]
         for entries in psutil.net_if_addrs().values()

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from collective.addresses import format_address
-from collective.links.handshake import ServerHandshake, same_secret
+from collective.errors import ProtocolError
+from collective.links.handshake import ServerHandshake, global_rank, same_secret
 from collective.messages import LinkRequest, Plan, RankLink
 from worker.errors import LocalProblem
 from worker.rank_socket import RankConnection
@@ -49,24 +50,6 @@ class _Pending:
     handshake: ServerHandshake = field(default_factory=ServerHandshake)
     #: set once the request is good and only its rank is missing
     waits_for: tuple[str, int] | None = None
-
-
-def global_rank(request: LinkRequest) -> int:
-    """The rank in the attempt that a request is for.
-
-    A subgroup's name ends in ``/`` and the ranks of its members in the attempt, in their order
-    in the group: ``sub1/0,2``.  The default group's name has no slash.
-
-    Raises:
-        ValueError: the name does not list its members, or not that many.
-    """
-    _, slash, members = request.group.rpartition("/")
-    if not slash:
-        return request.target
-    ranks = [int(part) for part in members.split(",")]
-    if not 0 <= request.target < len(ranks):
-        raise ValueError(f"group {request.group} has no rank {request.target}")
-    return ranks[request.target]
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -266,7 +249,13 @@ class DataPort:
         self._hand_over(pending, request, connection)
 
     def _hand_over(self, pending: _Pending, request: LinkRequest, rank: RankConnection) -> None:
-        if not self._answer(pending, pending.handshake.accept()):
+        try:
+            accepted = self._answer(pending, pending.handshake.accept())
+        except ProtocolError as error:
+            logger.info("data connection from %s: %s", pending.peer, error)
+            self._answer(pending, pending.handshake.response or b"")
+            accepted = False
+        if not accepted:
             self._drop(pending)
             return
         self._pending.discard(pending)

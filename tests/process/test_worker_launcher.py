@@ -12,12 +12,13 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from collective.messages import Device, Host, JobSpec, Launch, Member, Plan
 from worker.bundles import Bundles
-from worker.devices import FakeDevices, discover, list_devices, visible_devices
+from worker.devices import FakeDevices, NvidiaGpus, discover, list_devices, visible_devices
 from worker.errors import LocalProblem
 from worker.interpreters import Interpreters
 from worker.launcher import Launcher, ReadyRun
@@ -316,3 +317,43 @@ def test_a_machine_with_nothing_to_offer_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("UNISONO_FAKE_DEVICES", "[]")
     with pytest.raises(LocalProblem, match="--cpu-slots N"):
         discover(0, lambda pid: False)
+
+
+def test_a_gpu_with_a_foreign_process_is_busy() -> None:
+    """What NVML shows becomes devices: ours do not make a GPU busy, the largest stranger does."""
+
+    class Nvml:
+        """NVML's answers on a machine with two GPUs."""
+
+        class NVMLError_NotSupported(Exception):
+            pass
+
+        @staticmethod
+        def nvmlDeviceGetCount() -> int:
+            return 2
+
+        def __getattr__(self, name: str) -> object:
+            answers = {
+                "nvmlDeviceGetHandleByIndex": lambda index: index,
+                "nvmlDeviceGetName": lambda handle: b"GPU A",
+                "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+                "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80 << 30),
+                "nvmlDeviceGetComputeRunningProcesses": self.processes,
+            }
+            return answers[name]
+
+        def processes(self, handle: int) -> list[SimpleNamespace]:
+            ours = SimpleNamespace(pid=7, usedGpuMemory=1 << 30)
+            small = SimpleNamespace(pid=1, usedGpuMemory=None)
+            large = SimpleNamespace(pid=os.getpid(), usedGpuMemory=3 << 30)
+            return [ours] if handle == 0 else [ours, small, large]
+
+    free, busy = NvidiaGpus(Nvml(), lambda pid: pid == 7).devices()
+    assert (free.busy, free.name, free.uuid, free.memory_bytes) == (
+        None,
+        "GPU A",
+        "GPU-0",
+        80 << 30,
+    )
+    name = Path("/proc/self/comm").read_text().strip()
+    assert busy.busy == f"{name} (pid {os.getpid()}), 3.0 GiB and 1 more"
