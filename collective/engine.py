@@ -369,7 +369,7 @@ class Engine:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         for _, link, _, _ in self._links.values():
-            link.endpoint.close()
+            link.endpoint.abandon()
         self._links.clear()
         self._epoll.close()
         os.close(self._bell)

@@ -22,6 +22,8 @@ from collective import timing_observer
 from collective.communicator import Communicator
 from collective.descriptor import Descriptor, describe
 from collective.errors import CollectiveError, GroupClosed, Refused
+from collective.links.handshake import valid_name
+from collective.links.link import Outlet
 from collective.messaging import Message
 from collective.operation import Operation, again
 from collective.program import SEGMENT, Place, Program, compile_program, split
@@ -121,9 +123,21 @@ class Group:
             self._check_open()
             if self._communicator is None:
                 self._communicator = self._wiring.connect(
-                    self.name, self.ranks, self.timeout, _STALL
+                    self.name, self.ranks, self.timeout, _STALL, self._known_links()
                 )
             return self._communicator
+
+    def _known_links(self) -> dict[int, Outlet]:
+        """By rank of this group: links of the group that it is a part of."""
+        parent = self._parent
+        if parent is None or parent._communicator is None:
+            return {}
+        outlets = parent._communicator.outlets
+        return {
+            rank: outlets[there]
+            for rank, member in enumerate(self.ranks)
+            if (there := parent.ranks.index(member)) in outlets
+        }
 
     def _check_open(self) -> None:
         if self._closed:
@@ -145,7 +159,7 @@ class Group:
         """Leave the group in order: peers learn after which operation; harmless when repeated."""
         if self._closed or self._pid != os.getpid():
             return
-        for child in self._children:
+        for child in list(self._children):
             child.close()
         self._closed = True
         _open_groups.discard(self)
@@ -162,6 +176,8 @@ class Group:
             part(communicator, links, self._wiring.linger)
         if self._parent is None:
             self._wiring.close()
+        else:
+            self._parent._children.remove(self)
 
     def __enter__(self) -> Group:
         return self
@@ -184,12 +200,28 @@ class Group:
             ranks: members as ranks of this group, in the order of their new ranks.
             name: tells groups of the same members apart; the same on all of them.
             timeout, strategy: as in the group, unless given.
+
+        Raises:
+            ValueError: members that do not exist or are named twice, this rank not among them, or
+                a name that is taken or cannot be sent.
         """
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(
+                f"a subgroup has different ranks from 0 to {self.size - 1}, not {list(ranks)}"
+            )
         members = [self.ranks[rank] for rank in ranks]
         if self.ranks[self.rank] not in members:
             raise ValueError(f"rank {self.rank} is not a member of the subgroup {list(ranks)}")
         # begins like the group of all, by which links that an agent hands over are sorted
         text = f"{self.name.partition('/')[0]}:{name or 'sub'}/{','.join(map(str, members))}"
+        if not valid_name(text):
+            raise ValueError(
+                f"a subgroup's name has letters, digits and any of ._:/,- only, not {name!r}"
+            )
+        if any(child.name == text for child in self._children):
+            raise ValueError(
+                f"there is a group {text} already: close it, or give the new one another name"
+            )
         child = Group(
             self._wiring,
             text,

@@ -133,7 +133,7 @@ def _static(
         raise ValueError(f"rank is {rank}, but there are {len(parsed)} addresses")
     admission = Admission("-", "-", 1, secret)
     doorman = Doorman()
-    listener = Listener(admission, doorman, listen(*parsed[rank]))
+    listener = Listener(admission, doorman, listen(*parsed[rank]), rank)
     peers = [Peer(node if i == rank else host, (at,)) for i, (host, at) in _named(parsed)]
     return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy)
 
@@ -203,7 +203,7 @@ class Meeting:
         """The group of all who met."""
         admission = Admission(self.name, "-", self.epoch, self.secret)
         doorman = Doorman()
-        listener = Listener(admission, doorman, self._sockets)
+        listener = Listener(admission, doorman, self._sockets, self.rank)
         peers = [
             Peer(str(m["node"]), tuple((str(a), int(m["port"])) for a in m["addresses"]))
             for m in self.members

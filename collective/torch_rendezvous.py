@@ -150,7 +150,7 @@ def _by_store(
         raise
     admission = Admission("-", "-", epoch, given or str(members[0]["secret"]))
     doorman = Doorman()
-    listener = Listener(admission, doorman, sockets)
+    listener = Listener(admission, doorman, sockets, rank)
     peers = [Peer(str(member["node"]), _ways(member, mine["machine"])) for member in members]
     return assemble(
         rank, peers, admission, doorman, listener,

@@ -9,13 +9,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from collective.communicator import Communicator
 from collective.engine import Engine
-from collective.errors import RendezvousFailed
+from collective.errors import PeerLost, RendezvousFailed
 from collective.links.endpoint import MemoryEndpoint, SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
@@ -39,9 +39,22 @@ class Wiring(Protocol):
     linger: float
 
     def connect(
-        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+        self,
+        name: str,
+        ranks: Sequence[int],
+        timeout: float,
+        stall: float,
+        known: Mapping[int, Outlet],
     ) -> Communicator:
-        """Make a group's links; `ranks` are ranks of the world, this one among them."""
+        """Make a group's links.
+
+        Args:
+            name: tells the group from all others.
+            ranks: ranks of the world, this one among them.
+            timeout: seconds within which all must have come.
+            stall: seconds without progress after which ranks compare what they do.
+            known: links to some of the members, whose end means that they will not come.
+        """
 
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         """Make the link on which `peer` sends this rank point-to-point messages."""
@@ -91,12 +104,18 @@ class World:
         )
 
     def connect(
-        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+        self,
+        name: str,
+        ranks: Sequence[int],
+        timeout: float,
+        stall: float,
+        known: Mapping[int, Outlet],
     ) -> Communicator:
         """Dial every member, and wait for every member to dial.
 
         Raises:
             RendezvousFailed: someone could not be reached, or did not come, within `timeout`.
+            PeerLost: a member's link in `known` ended.
         """
         deadline = time.monotonic() + timeout
         ranks = tuple(ranks)
@@ -109,6 +128,8 @@ class World:
         inlets: dict[int, Inlet] = {}
         outlets: dict[int, Outlet] = {}
         opened: list[socket.socket] = []
+        labelled = {labels[peer]: known[peer] for peer in others if peer in known}
+        watch = _Watch(labelled, lambda error: self._doorman.give_up(name, error))
         try:
             for peer in others:
                 sock = dial(
@@ -117,6 +138,7 @@ class World:
                     self._admission.secret,
                     deadline,
                     labels[peer],
+                    watch.check,
                 )
                 opened.append(sock)
                 inlet = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
@@ -127,13 +149,16 @@ class World:
                 opened.append(sock)
                 outlets[peer] = Outlet(SocketEndpoint(sock, lost_after=self._lost_after), unread)
             self._await_greetings(outlets, deadline, labels)
-        except (EndOfLink, RendezvousFailed) as error:
+        except BaseException as error:
             for sock in opened:
                 sock.close()
             self._doorman.forget(name)
             if isinstance(error, EndOfLink):
+                watch.check()
                 raise RendezvousFailed(f"group {name}: a link broke at once: {error}") from error
             raise
+        finally:
+            watch.close()
         communicator = Communicator(
             self.engine,
             name=name,
@@ -195,6 +220,7 @@ class World:
 
     def forget(self, name: str) -> None:
         self._doorman.forget(name)
+        self._ranks.pop(name, None)
         self._dialled = {entry for entry in self._dialled if entry[0] != name}
 
     def close(self) -> None:
@@ -208,6 +234,45 @@ class World:
     def _abandon(self) -> None:
         if self._listener is not None:
             self._listener.abandon()
+        self._doorman.abandon()
+
+
+class _Watch:
+    """Looks after the links of peers that are expected, on a thread while there are any."""
+
+    def __init__(self, links: Mapping[str, Outlet], on_end: Callable[[PeerLost], None]) -> None:
+        self._on_end = on_end
+        self._error: PeerLost | None = None
+        self._thread: threading.Thread | None = None
+        if links:
+            self._labels = {link.endpoint.fileno(): label for label, link in links.items()}
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._thread = threading.Thread(target=self._look, name="unisono-watch", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        for descriptor in self._labels:
+            poll.register(descriptor, select.POLLRDHUP)
+        for descriptor, _ in poll.poll():
+            if descriptor != self._bell:
+                label = self._labels[descriptor]
+                self._error = PeerLost(f"lost {label} before it came: its connection ended")
+                self._on_end(self._error)
+                return
+
+    def check(self) -> None:
+        """Raise if a link ended."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._thread is not None:
+            os.eventfd_write(self._bell, 1)
+            self._thread.join()
+            os.close(self._bell)
 
 
 class MemoryHall:
@@ -242,7 +307,12 @@ class MemoryWorld:
         self._members: dict[str, tuple[int, ...]] = {}
 
     def connect(
-        self, name: str, ranks: Sequence[int], timeout: float, stall: float
+        self,
+        name: str,
+        ranks: Sequence[int],
+        timeout: float,
+        stall: float,
+        known: Mapping[int, Outlet],
     ) -> Communicator:
         ranks = tuple(ranks)
         me = ranks.index(self.rank)

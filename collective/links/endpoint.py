@@ -43,12 +43,15 @@ class Endpoint(Protocol):
     def close(self) -> None:
         """Release everything; harmless when repeated."""
 
+    def abandon(self) -> None:
+        """Release this process's copies only; for a forked child, where nobody holds a lock."""
+
 
 class SocketEndpoint:
     """A connected TCP socket."""
 
     def __init__(self, sock: socket.socket, *, lost_after: float = 600.0) -> None:
-        """Take over `sock`; unacknowledged data for `lost_after` seconds mean that the peer is lost.
+        """Take over `sock`; data that nobody takes for `lost_after` seconds mean a lost peer.
 
         The kernel counts a peer that is alive but does not read towards that time as well, so it
         must not be shorter than the longest pause that is allowed.
@@ -75,6 +78,9 @@ class SocketEndpoint:
             return  # the peer closed first: there is nobody to tell
 
     def close(self) -> None:
+        self._socket.close()
+
+    def abandon(self) -> None:
         self._socket.close()
 
 
@@ -174,6 +180,12 @@ class MemoryEndpoint:
         self._ring()
         os.close(self._bell)
         os.close(self._peer_bell)
+
+    def abandon(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self._bell)
+            os.close(self._peer_bell)
 
 
 def memory_pair(capacity: int = 1 << 20) -> tuple[MemoryEndpoint, MemoryEndpoint]:

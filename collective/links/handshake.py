@@ -27,7 +27,8 @@ CHANNELS = ("collective", "p2p")
 #: a request line and headers longer than this are refused
 MAX_REQUEST = 16 << 10
 
-_NAME = re.compile(r"[A-Za-z0-9._:/,-]{1,512}")
+#: a group's name may hold the ranks of its members; a header line has at most 8 KiB
+_NAME = re.compile(r"[A-Za-z0-9._:/,-]{1,6000}")
 
 
 class ServerHandshake:
@@ -174,6 +175,29 @@ class ClientHandshake:
             text = bytes(error.response.body or b"").decode(errors="replace").strip()
             raise RendezvousFailed(f"{self._where} refused the link: {self.status} {text}")
         raise RendezvousFailed(f"{self._where} does not speak {SUBPROTOCOL}: {error}")
+
+
+def valid_name(text: str) -> bool:
+    """Whether a job, attempt or group may have this name in the headers of a handshake."""
+    return _NAME.fullmatch(text) is not None
+
+
+def global_rank(request: LinkRequest) -> int:
+    """The rank of the world that a request is for.
+
+    A subgroup's name ends in ``/`` and the ranks of its members in the world, in their order
+    in the group: ``sub1/0,2``.  The default group's name has no slash.
+
+    Raises:
+        ValueError: the name does not list its members, or not that many.
+    """
+    _, slash, members = request.group.rpartition("/")
+    if not slash:
+        return request.target
+    ranks = [int(rank) for rank in members.split(",")]
+    if not 0 <= request.target < len(ranks):
+        raise ValueError(f"group {request.group} has no rank {request.target}")
+    return ranks[request.target]
 
 
 def same_secret(given: str | None, expected: str) -> bool:

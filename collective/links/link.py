@@ -267,7 +267,7 @@ class Inlet:
         return header
 
     def read_into(self, view: memoryview) -> bool:
-        """Read the current frame's payload into `view`, which has its length; whether all is there."""
+        """Read the current frame's payload into `view`, of its length; whether all is there."""
         while self._missing:
             place = len(view) - self._missing
             have = self._stop - self._start

@@ -8,16 +8,24 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collective.errors import RendezvousFailed
-from collective.links.handshake import CHANNELS, ClientHandshake, ServerHandshake, same_secret
+from collective.errors import PeerLost, ProtocolError, RendezvousFailed
+from collective.links.handshake import (
+    CHANNELS,
+    ClientHandshake,
+    ServerHandshake,
+    global_rank,
+    same_secret,
+)
 from collective.messages import LinkRequest
 
 _log = logging.getLogger("unisono.collective")
 #: a connection that has not finished its handshake after this many seconds is closed
 _HANDSHAKE = 10.0
+#: connections in their handshake at one time; strangers must not use up a rank's descriptors
+_OPEN = 128
 #: seconds for one attempt to connect to one address
 _CONNECT = 3.0
 
@@ -52,6 +60,7 @@ class Doorman:
         self._condition = threading.Condition()
         self._waiting: dict[tuple[str, str, int], tuple[socket.socket, bytes]] = {}
         self._closed = False
+        self._gone: dict[str, PeerLost] = {}
         self._on_message_link: dict[str, object] = {}
 
     def deposit(self, request: LinkRequest, sock: socket.socket, unread: bytes) -> None:
@@ -79,10 +88,13 @@ class Doorman:
 
         Raises:
             RendezvousFailed: `deadline` (monotonic) passed; names who did not come.
+            PeerLost: `give_up` was called for the group.
         """
         keys = {rank: (group, "collective", rank) for rank in diallers}
         with self._condition:
             while True:
+                if group in self._gone:
+                    raise self._gone.pop(group)
                 missing = [rank for rank, key in keys.items() if key not in self._waiting]
                 if not missing:
                     return {rank: self._waiting.pop(key) for rank, key in keys.items()}
@@ -95,6 +107,12 @@ class Doorman:
                         rank=missing[0],
                     )
                 self._condition.wait(left)
+
+    def give_up(self, group: str, error: PeerLost) -> None:
+        """Nobody need wait for links of `group` any more: `claim` raises `error`."""
+        with self._condition:
+            self._gone[group] = error
+            self._condition.notify_all()
 
     def forward_messages(self, group: str, taker: object) -> None:
         """Give links for point-to-point messages of `group` to `taker(rank, socket, unread)`."""
@@ -109,8 +127,14 @@ class Doorman:
         """The group is closed: whoever dials it from now on is turned away."""
         with self._condition:
             self._on_message_link.pop(group, None)
+            self._gone.pop(group, None)
             for key in [key for key in self._waiting if key[0] == group]:
                 self._waiting.pop(key)[0].close()
+
+    def abandon(self) -> None:
+        """Release this process's copies only; for a forked child."""
+        self._condition = threading.Condition()
+        self.close()
 
     def close(self) -> None:
         """Close what nobody claimed."""
@@ -126,9 +150,15 @@ class Listener:
     """A listening socket and the thread that shakes hands on it."""
 
     def __init__(
-        self, admission: Admission, doorman: Doorman, sockets: list[socket.socket]
+        self,
+        admission: Admission,
+        doorman: Doorman,
+        sockets: list[socket.socket],
+        rank: int | None = None,
     ) -> None:
+        """Take over `sockets`; whoever means another rank than `rank` (of the world) is refused."""
         self._admission = admission
+        self._rank = rank
         self._doorman = doorman
         self._sockets = sockets
         self.port: int = sockets[0].getsockname()[1]
@@ -154,8 +184,13 @@ class Listener:
                 assert isinstance(key.fileobj, socket.socket)
                 if key.data is not None:
                     self._accept(key.fileobj)
-                else:
+                    continue
+                try:
                     self._read(key.fileobj)
+                except Exception:  # noqa: BLE001 — one stranger must not keep out all others
+                    _log.exception("a handshake failed")
+                    if key.fileobj in self._open:
+                        self._drop(key.fileobj)
             now = time.monotonic()
             for sock, (_, until, peer) in list(self._open.items()):
                 if now >= until:
@@ -169,6 +204,10 @@ class Listener:
             sock, address = listening.accept()
         except OSError:
             return  # the dialler went away between the event and here
+        if len(self._open) >= _OPEN:
+            oldest = next(iter(self._open))
+            _log.warning("closed a connection from %s: too many unfinished", self._open[oldest][2])
+            self._drop(oldest)
         sock.setblocking(False)
         peer = f"{address[0]}:{address[1]}"
         self._open[sock] = (ServerHandshake(), time.monotonic() + _HANDSHAKE, peer)
@@ -180,6 +219,8 @@ class Listener:
         sock.close()
 
     def _read(self, sock: socket.socket) -> None:
+        if sock not in self._open:
+            return  # dropped in this very round
         handshake, _, peer = self._open[sock]
         try:
             data = sock.recv(8192)
@@ -197,13 +238,18 @@ class Listener:
             _log.warning("refused a connection from %s: %s", peer, _first_line(handshake.response))
             self._answer(sock, handshake.response)
         elif request is not None:
-            refusal = self._admission.refusal(request, handshake.secret)
+            refusal = self._admission.refusal(request, handshake.secret) or self._astray(request)
             if refusal is not None:
                 status, text = refusal
                 _log.warning("refused rank %d from %s: %d %s", request.dialler, peer, status, text)
                 self._answer(sock, handshake.refuse(status, text))
                 return
-            answer = handshake.accept()
+            try:
+                answer = handshake.accept()
+            except ProtocolError as error:
+                _log.warning("refused a connection from %s: %s", peer, error)
+                self._answer(sock, handshake.response or b"")
+                return
             try:
                 sock.sendall(answer)  # some 200 bytes on an empty socket
             except OSError:
@@ -212,6 +258,18 @@ class Listener:
             self._selector.unregister(sock)
             self._open.pop(sock)
             self._doorman.deposit(request, sock, handshake.leftover)
+
+    def _astray(self, request: LinkRequest) -> tuple[int, str] | None:
+        try:
+            meant = global_rank(request)
+        except ValueError as error:
+            return 404, str(error)
+        if self._rank is None or meant == self._rank:
+            return None
+        return 404, (
+            f"this is rank {self._rank}, not rank {meant}; "
+            "do all ranks have the same list of addresses?"
+        )
 
     def _answer(self, sock: socket.socket, response: bytes) -> None:
         try:
@@ -272,24 +330,33 @@ def dial(
     secret: str,
     deadline: float,
     label: str,
+    check: Callable[[], None] = lambda: None,
 ) -> socket.socket:
     """Connect to a peer at the first of its addresses that works, trying until `deadline`.
+
+    `check` is called before each round of attempts and may raise to end them.
 
     Raises:
         RendezvousFailed: refused by the peer, or not reached in time; names every address tried.
     """
     pause = 0.01
     while True:
+        check()
         problems = []
+        refusals = 0
         for host, port in addresses:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
-                return _dial_one(host, port, request, secret, min(_CONNECT, left))
+                return _dial_one(host, port, request, secret, left)
             except OSError as error:
                 problems.append(f"{host}:{port}: {error}")
-        if time.monotonic() + pause >= deadline:
+            except RendezvousFailed as error:
+                refusals += 1  # perhaps another machine that has this address: try the next one
+                problems.append(str(error))
+        # a refusal is final, but a peer that cannot be reached may only not listen yet
+        if refusals == len(addresses) or time.monotonic() + pause >= deadline:
             raise RendezvousFailed(
                 f"cannot reach {label}: {'; '.join(problems) or 'no time left'}",
                 rank=request.target,
@@ -303,10 +370,13 @@ def _dial_one(
     host: str, port: int, request: LinkRequest, secret: str, timeout: float
 ) -> socket.socket:
     assert request.channel in CHANNELS
-    sock = socket.create_connection((host, port), timeout=timeout)
+    sock = socket.create_connection((host, port), timeout=min(_CONNECT, timeout))
     try:
+        if sock.getsockname() == sock.getpeername():
+            # nobody listens, and the kernel chose this very port as the source
+            raise ConnectionRefusedError("nobody listens there")
         handshake = ClientHandshake(host, port, request, secret)
-        sock.settimeout(_HANDSHAKE)
+        sock.settimeout(min(_HANDSHAKE, timeout))
         sock.sendall(handshake.hello)
         while not handshake.done:
             data = sock.recv(4096)
