@@ -9,15 +9,20 @@ import re
 import tarfile
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from control_plane import Api, ControlPlane, read_events
 from scripted_agent import ScriptedAgent
+from sqlalchemy import insert
 from waiting import eventually
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import migrations
+from api import models
+from api.storage import open_engine
 from collective.messages import Fenced
 
 pytestmark = pytest.mark.timeout(60)
@@ -416,6 +421,69 @@ def test_logs_are_read_in_ranges_and_followed(
         agent.over(attempt)
         assert list(chunks) == []
     api.until(job, "completed")
+
+
+def test_output_beyond_its_limit_is_cut_in_the_middle(
+    make_server: Callable[..., ControlPlane], make_agent: MakeAgent
+) -> None:
+    """A rank that writes without end fills no disk: start and end stay, with a mark between."""
+    server = make_server(log_limit=64 << 10)
+    api, agent = Api(server), make_agent(server, "w1")
+    job = api.start()["id"]
+    agent.prepare()
+    attempt = agent.launch().attempt
+    offset = 0
+    for block in range(20):
+        text = "".join(f"line {block * 1000 + line:08d}\n" for line in range(1000))
+        offset = agent.say(attempt, 0, text, offset)
+    agent.synchronise()
+    path = f"/jobs/{job}/ranks/0/logs/stdout"
+    kept = sum(file.stat().st_size for file in (server.data_dir / "logs").rglob("0.stdout.*"))
+    assert kept <= 64 << 10
+    text = api.http.get(path).text
+    assert text.startswith("line 00000000\n") and text.endswith("line 00019999\n")
+    assert text.count("bytes were cut here") == 1
+    assert api.http.get(path, params={"offset": -14}).text == "line 00019999\n"
+    api.close()
+
+
+def test_thousands_of_jobs_are_listed_in_small_pages(
+    tmp_path: Path, make_server: Callable[..., ControlPlane]
+) -> None:
+    """A full store is read page by page, each bounded, without a job missing or doubled."""
+    folder = tmp_path / "data0"
+    folder.mkdir()
+    engine = open_engine(f"sqlite:///{folder / 'unisono.db'}")
+    migrations.upgrade(engine)
+    rows = [
+        {
+            "id": f"j-{number}",
+            "name": f"job {number}",
+            "state": "queued" if number % 2 else "completed",
+            "created_at": float(number),
+            "spec": {"script": "a", "args": ["x" * 10_000], "on": {"w9": 1}},
+            "nodes": [],
+            "consequences": [],
+            "created_by": "me",
+        }
+        for number in range(5000)
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(models.Job), rows)
+    engine.dispose()
+    api = Api(make_server())
+    seen: list[str] = []
+    cursor: str | None = None
+    while cursor is not None or not seen:
+        query = {"limit": "200"} | ({"cursor": cursor} if cursor else {})
+        answer = api.http.get("/jobs", params=query).raise_for_status()
+        assert len(answer.content) < 1_000_000
+        seen += [job["id"] for job in answer.json()["items"]]
+        cursor = answer.json()["next_cursor"]
+    assert seen == [f"j-{number}" for number in reversed(range(5000))]
+    page = api.http.get("/jobs", params={"state": "completed"}).json()["items"]
+    assert {job["state"] for job in page} == {"completed"}
+    api.close()
 
 
 def test_steps_come_in_columns(api: Api, running: tuple[str, str, ScriptedAgent]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -203,6 +204,30 @@ def test_a_restarted_agent_without_its_ranks_loses_the_job(rig: Rig) -> None:
     w1.over(attempt)
     lost = rig.api.until(rig.job, "lost")
     assert lost["cause"]["node"] == "w2" and "without them" in lost["cause"]["message"]
+
+
+def test_a_server_that_stood_still_blames_nobody(rig: Rig) -> None:
+    """After a stall longer than the node timeout every node still has a whole timeout."""
+    attempt = rig.run()
+    for agent in rig.agents:
+        agent.synchronise()
+    assert rig.server.process is not None
+    rig.server.process.send_signal(signal.SIGSTOP)
+    stall = 1.5 * rig.server.settings["node_timeout"]
+    try:
+        # Only the second agent's heartbeats go on; none of either is read meanwhile.
+        with pytest.raises(AssertionError, match="nothing came"):
+            rig.agents[1].receive(timeout=stall)
+    finally:
+        rig.server.process.send_signal(signal.SIGCONT)
+    for agent in rig.agents:
+        agent.beat()
+    assert rig.api.job(rig.job)["state"] == "running"
+    assert [rig.api.node(name)["state"] for name in ("w1", "w2")] == ["online"] * 2
+    for rank, agent in enumerate(rig.agents):
+        agent.exit(attempt, rank)
+        agent.over(attempt)
+    rig.api.until(rig.job, "completed")
 
 
 def test_the_server_ends_cleanly(rig: Rig) -> None:
