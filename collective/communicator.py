@@ -205,7 +205,9 @@ class Communicator:
     def _lose(self, peer: int, reason: str) -> None:
         """A link to `peer` ended; decide whether that was in order, a consequence, or a loss."""
         for other in self.outlets:
-            # someone may have said already why: a cause beats its consequences
+            # someone may have said already why, though nobody polled yet: a cause beats its
+            # consequences
+            self.outlets[other].readable = True
             try:
                 self._control_of(other)
             except LinkLost:
