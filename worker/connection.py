@@ -156,7 +156,8 @@ class Connection:
         except BadMessage as error:
             return f"{self._control.url} speaks another protocol: {error}"
         except (InvalidHandshake, ConnectionClosed, OSError) as error:
-            return f"no connection to {self._control.url}: {error or type(error).__name__}"
+            reason = str(error) or type(error).__name__
+            return f"no connection to {self._control.url}: {reason}{self._control.proxy_note}"
 
     def _dial(self) -> socket.socket:
         return self._control.connect(self._settings.connect_timeout)

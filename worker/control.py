@@ -7,6 +7,7 @@ import socket
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -73,6 +74,17 @@ class ControlPlane:
         """Proxy variables count, except for this machine itself."""
         return not is_loopback(self.host)
 
+    @property
+    def proxy_note(self) -> str:
+        """For messages: whether a proxy of the environment stands in between."""
+        if (
+            not self.uses_proxy
+            or proxy_bypass(self.host)
+            or not {self.scheme, "all"} & getproxies().keys()
+        ):
+            return ""
+        return f" (through a proxy of the environment; no_proxy={self.host} avoids it)"
+
     def client(self, timeout: float) -> httpx.Client:
         """For REST calls."""
         return httpx.Client(
@@ -122,7 +134,7 @@ class ControlPlane:
                     "join", json=body, headers={"Authorization": f"Bearer {token}"}
                 )
         except httpx.TransportError as error:
-            raise Unreachable(f"no answer from {self.url}: {error}") from None
+            raise Unreachable(f"no answer from {self.url}: {error}{self.proxy_note}") from None
         if answer.status_code in (200, 201):
             try:
                 said = answer.json()
@@ -157,7 +169,7 @@ class ControlPlane:
                     answer.read()
                     raise LocalProblem(
                         f"bundle {digest[:12]}… cannot be fetched from {self.url}: "
-                        f"{answer.status_code} {_detail(answer)}"
+                        f"{answer.status_code} {_detail(answer)}{self.proxy_note}"
                     )
                 for data in answer.iter_raw():
                     view = memoryview(data)
@@ -165,7 +177,7 @@ class ControlPlane:
                         view = view[os.write(target, view) :]
         except httpx.HTTPError as error:
             raise LocalProblem(
-                f"bundle {digest[:12]}… cannot be fetched from {self.url}: {error}"
+                f"bundle {digest[:12]}… cannot be fetched from {self.url}: {error}{self.proxy_note}"
             ) from None
         except OSError as error:
             raise LocalProblem(

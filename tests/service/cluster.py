@@ -52,8 +52,10 @@ class Agent:
         """Start it, and wait until it has joined; `token` names a file of the control plane."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("UNISONO_")}
         environment |= {f"UNISONO_WORKER_{k.upper()}": str(v) for k, v in WORKER_TIMES.items()}
-        # A proxy that is not there must not keep the agent from its own machine.
-        environment |= {"HOME": str(self.home), "http_proxy": "http://127.0.0.1:9"}
+        environment |= {"HOME": str(self.home)}
+        if "127.0.0.1" in self.server.url:
+            # a proxy that is not there must not keep the agent from its own machine
+            environment["http_proxy"] = "http://127.0.0.1:9"
         files = [] if token is None else ["--token-file", str(self._token_file(token))]
         joined = self.log().count("joined ")
         with self.log_path.open("ab") as log:
