@@ -61,6 +61,8 @@ class Orchestrator:
         self._hub = hub
         self.jobs: dict[str, JobState] = {}
         self.attempts: dict[str, AttemptState] = {}
+        #: jobs that are over, but whose end could not be stored yet
+        self._ended: dict[str, JobState] = {}
         self._inbox: asyncio.Queue[Handler] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._scheduling = False
@@ -122,6 +124,10 @@ class Orchestrator:
             except Exception:
                 # The other jobs must go on whatever is wrong with this one.
                 log.exception("an event could not be handled")
+
+    def find(self, job_id: str) -> JobState | None:
+        """A job of which memory knows more than the database."""
+        return self.jobs.get(job_id) or self._ended.get(job_id)
 
     # --- requests -----------------------------------------------------------------------
 
@@ -634,6 +640,8 @@ class Orchestrator:
         await self._save(job)
         job.live.channel.finish("job-over")
         del self.jobs[job.id]
+        if job.id in self._unsaved:
+            self._ended[job.id] = job
         self.on_turn(job)
         if job.attempt is not None:
             self.attempts.pop(job.attempt, None)
@@ -711,3 +719,4 @@ class Orchestrator:
                 self._arm_retry()
                 return
             del self._unsaved[key]
+            self._ended.pop(key, None)

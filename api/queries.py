@@ -64,7 +64,7 @@ def page_size(control: Control, limit: int | None, default: int = 50) -> int:
 
 
 def _job(control: Control, row: models.Job) -> dict[str, Any]:
-    live = control.orchestrator.jobs.get(row.id)
+    live = control.orchestrator.find(row.id)
     return live.shown() if live is not None else show(row, None, row.progress)
 
 

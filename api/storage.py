@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,7 @@ class Storage:
 def is_full(error: BaseException | None) -> bool:
     """Whether an error says that no space is left."""
     if isinstance(error, OSError):
-        return error.errno in (28, 122)  # ENOSPC, EDQUOT
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     # SQLite tells a full disk as SQLITE_FULL or, when its log cannot grow, as an I/O error.
     text = str(error)
     return "disk is full" in text or "disk I/O error" in text or "No space left" in text

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from api import models, queries
 from api.auth import ORDER, shown
 from api.control import Control
-from api.deps import Caller, ControlDep, Operator
+from api.deps import Caller, ControlDep, Operator, Viewer
 from api.errors import Problem, not_found
 from api.schemas import CodeRequest, TokenPage, TokenRequest
 from api.sessions import clear_cookie, login_url, redeem_code, set_cookie
@@ -71,7 +71,7 @@ async def delete_token(control: ControlDep, who: Operator, token_id: str) -> Res
 
 
 @router.post("/login-codes", status_code=201)
-async def post_login_code(request: Request, control: ControlDep, who: Operator) -> dict[str, Any]:
+async def post_login_code(request: Request, control: ControlDep, who: Viewer) -> dict[str, Any]:
     """Make a one-time code for a browser's login."""
     issued = await control.tokens.issue("code", who.role, who.name, control.settings.login_code_ttl)
     base = control.settings.public_url or str(request.base_url)

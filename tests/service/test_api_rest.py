@@ -6,6 +6,7 @@ import concurrent.futures
 import gzip
 import io
 import re
+import resource
 import tarfile
 import uuid
 from collections.abc import Callable
@@ -444,6 +445,38 @@ def test_output_beyond_its_limit_is_cut_in_the_middle(
     assert text.startswith("line 00000000\n") and text.endswith("line 00019999\n")
     assert text.count("bytes were cut here") == 1
     assert api.http.get(path, params={"offset": -14}).text == "line 00019999\n"
+    api.close()
+
+
+def test_a_full_disk_stops_no_reader_and_no_cancel(
+    make_server: Callable[..., ControlPlane], make_agent: MakeAgent
+) -> None:
+    """While nothing can be written jobs are refused, shown and cancelled; later all is stored."""
+    server = make_server(node_timeout=20)
+    api, agent = Api(server), make_agent(server, "w1")
+    job = api.start()["id"]
+    agent.prepare()
+    attempt = agent.launch().attempt
+    api.until(job, "running")
+    agent.synchronise()
+    assert server.process is not None
+    limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    # No file of the server can be written any more, as on a full disk.
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+    problem(api.http.post("/jobs", json={"script": "a"}), 507, "storage-full")
+    body = archive(member("a"))
+    problem(api.http.post("/bundles", content=body), 507, "storage-full")
+    agent.say(attempt, 0, "kept\n", 0)
+    assert api.job(job)["state"] == "running"
+    assert api.http.post(f"/jobs/{job}/cancel").json()["state"] == "cancelling"
+    assert agent.end().attempt == attempt
+    assert api.job(job)["state"] == "cancelling"
+    agent.exit(attempt, 0, None, 15)
+    agent.over(attempt)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+    agent.synchronise()
+    api.until(job, "cancelled")
+    assert api.http.get(f"/jobs/{job}/ranks/0/logs/stdout").text == "kept\n"
     api.close()
 
 
