@@ -95,12 +95,12 @@ class Attempt:
             self._prepared = prepared
             self._ready = ready
             ended = self._ended_because is not None
+        if ended:
+            self._node.launcher.close(self.id)
+            return
         for problem in prepared.problems:
             logger.error("%s", problem.message)
-        if ended:
-            self._finish()
-        else:
-            self._node.send(prepared)
+        self._node.send(prepared)
 
     def answer_again(self) -> None:
         """Send `Prepared` again, after a reconnect or a repeated `Prepare`."""
@@ -123,7 +123,7 @@ class Attempt:
             self._unfinished = set(self._live)
             for member in ready.ranks:
                 self._start(ready, member.rank)
-        logger.info("%s: %d ranks started (attempt %s)", self.job, len(ready.ranks), self.id)
+        logger.info("%s: started %s (attempt %s)", self.job, _ranks(len(ready.ranks)), self.id)
 
     def _start(self, ready: ReadyRun, rank: int) -> None:
         node, launch = self._node, self._launch
@@ -187,12 +187,9 @@ class Attempt:
             self._ended_because = self._ended_because or reason
             if self._is_over:
                 return
-            if self._launch is None:
-                if self._prepared is None:
-                    return  # _prepare finishes it when it comes back
-                finish = True
-            else:
-                finish = False
+            # Nothing of it runs before the launch; a preparation that comes back finds it ended.
+            finish = self._launch is None
+            if not finish:
                 wanted = self._order.spec.grace if grace is None else grace
                 for process in self._ranks.values():
                     process.end(wanted, f"ended: {reason}")
@@ -317,3 +314,7 @@ class Attempt:
             connection.ended.wait(self._node.settings.last_words)
         with self._lock:
             return rank in self._reported
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

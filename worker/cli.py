@@ -122,9 +122,10 @@ def _serve(agent: Agent) -> None:
         if len(names) > 1:
             agent.hurry()
 
-    previous = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` means to stay
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
     leaving = threading.Thread(target=leave, name="leave", daemon=True)
     leaving.start()
     try:

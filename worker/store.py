@@ -55,6 +55,8 @@ class _Host:
             bufsize=0,
             start_new_session=True,
         )
+        #: held from an order to its answer
+        self.lock = threading.RLock()
         self.attempts: set[str] = set()
         self.idle_since = time.monotonic()
         assert self.process.stderr is not None
@@ -92,10 +94,11 @@ class _Host:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        with self.lock:  # whoever waits for an answer finds the end of it
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                assert pipe is not None
+                pipe.close()
 
 
 class Stores:
@@ -123,17 +126,21 @@ class Stores:
                     host = self._hosts[python] = _Host(python, self._environment)
                 except OSError as error:
                     raise LocalProblem(f"cannot run {python}: {error.strerror}") from None
-            try:
+            # it must not be ended as idle before it has answered
+            host.attempts.add(attempt)
+        try:
+            with host.lock:
                 host.order({"open": attempt})
                 answer = host.answer(self._timeout)
-                if "port" not in answer:
-                    raise LocalProblem(f"torch's store did not start: {answer.get('error')}")
-            except (OSError, ValueError, LocalProblem) as error:
-                host.end()
-                del self._hosts[python]
-                raise LocalProblem(str(error)) from None
-            host.attempts.add(attempt)
-            return int(str(answer["port"]))
+            if "port" not in answer:
+                raise LocalProblem(f"torch's store did not start: {answer.get('error')}")
+        except (OSError, ValueError, LocalProblem) as error:
+            with self._lock:
+                if self._hosts.get(python) is host:
+                    del self._hosts[python]
+            host.end()
+            raise LocalProblem(str(error)) from None
+        return int(str(answer["port"]))
 
     def close(self, attempt: str) -> None:
         """Close an attempt's store, and end hosts that had none for a while."""

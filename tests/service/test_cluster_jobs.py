@@ -142,7 +142,8 @@ def test_a_script_missing_on_one_node_fails_at_once(jobs: Jobs) -> None:
     """The job fails within seconds with node and resolved path; no rank waits for a peer."""
     home = jobs.cluster.agents["w1"].home
     (home / "train.py").write_text("import time; time.sleep(1000)")
-    started = jobs.api.start(script="train.py", python=jobs.python, nodes=2, ranks_per_node=1)
+    # the first node's Python has torch, whose store takes seconds to come up: it is not waited for
+    started = jobs.api.start(script="train.py", nodes=2, ranks_per_node=1)
     job = jobs.api.until(started["id"], "failed", timeout=5.0)
     text = json.dumps(job, ensure_ascii=False)
     missing = jobs.cluster.agents["w2"].home
