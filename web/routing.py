@@ -19,6 +19,8 @@ from web.rendering import PAGE_HEADERS, page
 
 #: of forms without a file: more than any honest one needs
 FORM_FIELDS = 64
+#: roles that see buttons which change something; what they do is for the API to allow
+WRITERS = ("operator", "admin")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class User:
             template,
             session=self.session,
             csrf_token=self.csrf_token,
+            can_write=self.session["role"] in WRITERS,
             version=self.request.app.version,
             origin=f"{self.request.url.scheme}://{self.request.url.netloc}",
             **values,
@@ -108,6 +111,7 @@ def failure(request: Request, status: int, title: str, detail: str, code: str) -
         number=status,
         session=session,
         csrf_token=session and session.get("csrf_token"),
+        can_write=session and session["role"] in WRITERS,
         title=title,
         detail=sentence if sentence.endswith((".", "?", "!")) else sentence + ".",
         code=code,

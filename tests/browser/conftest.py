@@ -136,9 +136,11 @@ class Tabs:
     contexts: list[BrowserContext] = field(default_factory=list)
     watches: list[Watch] = field(default_factory=list)
 
-    def link(self, token: str = "operator") -> str:
-        """A login link with a fresh code."""
-        with self.plane.client(token) as client:
+    def link(self, token: str | None = None) -> str:
+        """A login link with a fresh code, of an operator or of the token's role."""
+        with self.plane.client() as client:
+            if token is not None:
+                client.headers["Authorization"] = f"Bearer {token}"
             return str(client.post("/login-codes").raise_for_status().json()["url"])
 
     def blank(self, **options: object) -> tuple[Page, Watch]:
@@ -152,15 +154,17 @@ class Tabs:
         self.watches.append(watch)
         return page, watch
 
-    def open(self, path: str = "/", **options: object) -> tuple[Page, Watch]:
+    def open(
+        self, path: str = "/", token: str | None = None, **options: object
+    ) -> tuple[Page, Watch]:
         """A tab that is logged in and looks at a page."""
         page, watch = self.blank(**options)
         if options.get("java_script_enabled") is False:
             page.goto(f"{self.plane.url}/login")
-            page.fill("#code", self.link().split("code=")[1])
+            page.fill("#code", self.link(token).split("code=")[1])
             page.click("button:has-text('Log in')")
         else:
-            page.goto(self.link())
+            page.goto(self.link(token))
         page.wait_for_url(f"{self.plane.url}/")
         if path != "/":
             page.goto(self.plane.url + path)

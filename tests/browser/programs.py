@@ -31,6 +31,20 @@ while True:
     time.sleep(1)
 """
 
+#: on SIGTERM it says so and cleans up until the file is there
+_CLEANS = """
+import os, signal, sys, time
+def clean(*_):
+    print("cleans up", flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, clean)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
 
 def steps(gate: Path, *arguments: str) -> list[str]:
     """A command that reports 20 steps, waits for `gate`, and reports 20 more."""
@@ -40,3 +54,8 @@ def steps(gate: Path, *arguments: str) -> list[str]:
 def fails(gate: Path) -> list[str]:
     """A command whose rank 1 raises once `gate` is there."""
     return [sys.executable, "-S", "-c", _FAILS, str(gate)]
+
+
+def cleans(gate: Path) -> list[str]:
+    """A command that takes until `gate` is there to end after SIGTERM."""
+    return [sys.executable, "-S", "-c", _CLEANS, str(gate)]

@@ -10,7 +10,7 @@ from agents import Agent
 from conftest import Gate, Tabs
 from control_plane import Api
 from playwright.sync_api import Page, expect
-from programs import fails, steps
+from programs import cleans, fails, steps
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_ddp.py"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -120,6 +120,40 @@ def test_a_job_is_cancelled(tabs: Tabs, api: Api, gate: Gate) -> None:
     page.click("text=Start again")
     assert page.input_value("#name") == "long"
     assert json.loads(page.input_value("#command"))[-1] == str(job["spec"]["command"][-1])
+
+
+def test_cancelling_takes_its_time(tabs: Tabs, api: Api, gate: Gate) -> None:
+    """A job whose ranks still clean up is shown as cancelling, and cancelled only after that."""
+    done = gate("done")
+    job = api.start(script=None, command=cleans(done), grace=60)
+    page, _ = tabs.open(f"/jobs/{job['id']}")
+    log = page.locator("#log-text")
+    expect(log).to_contain_text("ready")
+    page.click("text=Cancel job")
+    page.click("dialog >> text=Cancel job")
+    expect(log).to_contain_text("cleans up")
+    state(page, "cancelling")
+    expect(page.locator(".note.warn")).to_contain_text("60 s")
+    done.touch()
+    state(page, "cancelled")
+
+
+def test_a_viewer_only_looks(tabs: Tabs, api: Api, gate: Gate) -> None:
+    """A viewer sees everything and no button that changes something; a forged form is refused."""
+    job = api.start(script=None, command=steps(gate("never")))
+    made = api.http.post("/tokens", json={"name": "guest", "role": "viewer"}).json()
+    page, watch = tabs.open(f"/jobs/{job['id']}", token=made["token"])
+    state(page, "running")
+    expect(page.locator("form:not([action='/logout']):not(.log-tools)")).to_have_count(0)
+    expect(page.locator("nav a")).to_have_text(["Cluster"])
+    watch.expected = ("403",)
+    page.evaluate("""() => {
+        const form = document.querySelector("form[action='/logout']");
+        form.action = `${location.pathname}/cancel`;
+        form.requestSubmit();
+    }""")
+    expect(page.locator("h1")).to_have_text("Not allowed")
+    assert api.job(job["id"])["state"] == "running"
 
 
 def test_a_failure_shows_its_cause_first(tabs: Tabs, api: Api, gate: Gate) -> None:

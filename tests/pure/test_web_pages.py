@@ -80,7 +80,12 @@ def node() -> dict[str, Any]:
     }
 
 
-SHELL: dict[str, Any] = {"session": {"role": "viewer"}, "csrf_token": "c", "version": "0"}
+SHELL: dict[str, Any] = {
+    "session": {"role": "viewer"},
+    "csrf_token": "c",
+    "version": "0",
+    "can_write": True,
+}
 
 
 def job_page(**changed: Any) -> str:
