@@ -8,7 +8,7 @@ script names gloo itself, where the group that torch made is put behind a forwar
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -122,13 +122,15 @@ class ForwardingGroup(Identity):
     def supports_splitting(self) -> bool:  # type: ignore[override]
         return False
 
-    def _forward(self, name: str, arguments: Sequence[Any]) -> dist.Work:
+    def _forward(
+        self, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> dist.Work:
         call = getattr(self.inner, name)
         observer = timing_observer.current
         if observer is None:
-            return call(*arguments)  # type: ignore[no-any-return]
+            return call(*arguments, **keywords)  # type: ignore[no-any-return]
         timing = ForwardedTiming(observer.clock.now(), observer.clock.now)
-        work = call(*arguments)
+        work = call(*arguments, **keywords)
         observer.issued(timing)
         return ForwardedWork(work, timing)
 
@@ -150,9 +152,8 @@ class ForwardingGroup(Identity):
 
 
 def _forwarded(name: str) -> Callable[..., dist.Work]:
-    def call(self: ForwardingGroup, *arguments: Any) -> dist.Work:
-        # C++ passes options always, Python callers leave them out
-        return self._forward(name, [part for part in arguments if part is not None])
+    def call(self: ForwardingGroup, *arguments: Any, **keywords: Any) -> dist.Work:
+        return self._forward(name, arguments, keywords)
 
     call.__name__ = name
     call.__qualname__ = f"ForwardingGroup.{name}"

@@ -47,7 +47,7 @@ def test_the_small_example_holds(two_ranks: RankPool) -> None:
 def test_accumulated_gradients_are_synchronised_with_the_last_microbatch(
     two_ranks: RankPool,
 ) -> None:
-    """The first microbatch in no_sync and the second not: 5.5 on both; the other way they differ."""
+    """First microbatch in no_sync, second not: 5.5 on both; the other way round they differ."""
     assert two_ranks.run(jobs.accumulated, "first-quiet") == [5.5, 5.5]
     assert two_ranks.run(jobs.accumulated, "last-quiet") == [4.5, 6.5]
 

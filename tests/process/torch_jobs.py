@@ -717,7 +717,7 @@ def strategy(options: Any) -> str:
 
 def own_strategy() -> None:
     """Each rank asks for another strategy."""
-    start(options=["ring", "centralized"][dist.get_rank() if dist.is_initialized() else rank()])
+    start(options=["ring", "centralized"][rank()])
 
 
 def rank() -> int:
