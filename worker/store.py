@@ -143,20 +143,31 @@ class Stores:
         return int(str(answer["port"]))
 
     def close(self, attempt: str) -> None:
-        """Close an attempt's store, and end hosts that had none for a while."""
+        """Close an attempt's store; a host without any ends a while later."""
         with self._lock:
             for python, host in list(self._hosts.items()):
-                if attempt in host.attempts:
-                    host.attempts.discard(attempt)
-                    host.idle_since = time.monotonic()
-                    try:
-                        host.order({"close": attempt})
-                    except OSError:  # it was killed; the next job starts another
-                        host.end()
-                        del self._hosts[python]
-                elif not host.attempts and time.monotonic() - host.idle_since > self._idle:
+                if attempt not in host.attempts:
+                    continue
+                host.attempts.discard(attempt)
+                host.idle_since = time.monotonic()
+                try:
+                    host.order({"close": attempt})
+                except OSError:  # it was killed; the next job starts another
                     host.end()
                     del self._hosts[python]
+                    continue
+                if not host.attempts:
+                    timer = threading.Timer(self._idle, self._end_idle, [python, host])
+                    timer.daemon = True
+                    timer.start()
+
+    def _end_idle(self, python: str, host: _Host) -> None:
+        with self._lock:
+            # a job may have come and gone since the timer was set, which set its own
+            idle = time.monotonic() - host.idle_since >= self._idle
+            if self._hosts.get(python) is host and not host.attempts and idle:
+                del self._hosts[python]
+                host.end()
 
     def shut_down(self) -> None:
         """End all hosts."""

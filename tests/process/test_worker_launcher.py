@@ -36,7 +36,7 @@ class Fixture:
         self.home = home
         self.archives: dict[str, bytes] = {}
         self.fetched: list[str] = []
-        self.stores = Stores({"PATH": os.environ["PATH"]}, 60.0, 600.0)
+        self.stores = Stores({"PATH": os.environ["PATH"]}, 60.0, 0.2)
         self.launcher = Launcher(
             node=lambda: "w1",
             agent_id="g-1",
@@ -205,8 +205,9 @@ def test_torchs_store_runs_in_the_jobs_python(node: Fixture) -> None:
     )
     assert done.stdout == "value\n", done.stderr
     (host,) = node.stores._hosts.values()
-    node.stores.shut_down()
-    assert host.process.returncode is not None
+    node.launcher.close("a-1")
+    host.process.wait(10)
+    assert not node.stores._hosts
 
 
 ARGUMENTS = [
