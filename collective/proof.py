@@ -9,6 +9,7 @@ summed, and which ranks are known to have taken part when it is there.  `verify`
 - at the end each slot is the sum of exactly the contributions that the collective asks for;
 - ranks that end up with the same sum have summed it in the same tree, up to swapping the two
   operands of an addition, so their results are equal bit by bit;
+- what a move reads is as large as what it writes, also where chunks differ in size;
 - no rank is done before every rank took part (`verify_everyone_took_part`).
 
 That spans are in range and of equal length is already certain: `Schedule` and `Move` refuse others.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collective.schedule import Act, Collective, Move, Schedule
+from collective.schedule import Act, Collective, Kind, Move, Schedule
 
 __all__ = ["ProofError", "verify", "verify_everyone_took_part"]
 
@@ -97,6 +98,7 @@ def verify(schedule: Schedule, collective: Collective) -> None:
             f"{collective.kind.value} for {collective.ranks} and {collective.chunks}",
         )
     _verify_values(schedule, collective)
+    _verify_sizes(schedule, collective)
     verify_everyone_took_part(schedule)
 
 
@@ -202,6 +204,32 @@ def _verify_end(schedule: Schedule, collective: Collective, state: list[dict[int
                     rank=rank,
                     slot=slot,
                 )
+
+
+def _verify_sizes(schedule: Schedule, collective: Collective) -> None:
+    """Chunks of different number may differ in size, and scratch is as large as what it takes."""
+
+    def size(rank: int, slot: int) -> tuple[int, int] | None:
+        if slot >= collective.chunks:
+            like = schedule.scratch_like(rank)[slot - collective.chunks]
+            return None if like is None else size(rank, like)
+        if collective.kind is not Kind.ALL_TO_ALL:
+            return slot, slot
+        return (rank, slot) if slot < collective.ranks else (slot - collective.ranks, rank)
+
+    for number, step in enumerate(schedule.steps):
+        for move in step:
+            for read, write in zip(move.read, move.write, strict=True):
+                if size(move.src, read) != size(move.dst, write):
+                    raise ProofError(
+                        schedule,
+                        f"it need not be as large as slot {read} of rank {move.src}, which comes "
+                        f"into it",
+                        step=number,
+                        move=move,
+                        rank=move.dst,
+                        slot=write,
+                    )
 
 
 def _bit(collective: Collective, rank: int, slot: int) -> int:

@@ -3,9 +3,9 @@
 A strategy returns a `Schedule`; the engine runs it, `collective.proof.verify` proves it, the
 dashboard draws it.  Nothing here knows of sockets, tensors or time.
 
-Constructors refuse (`ValueError`) what no reading could make sense of: a move to oneself, spans of
-different length, ranks or slots that do not exist.  Whether a schedule computes the right thing is
-the proof's business.
+Constructors refuse (`ValueError`) what no reading could make sense of: spans of different length,
+ranks or slots that do not exist.  Whether a schedule computes the right thing is the proof's
+business.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ NOTHING = Span(0, 0)
 class Move:
     """`src` sends the slots `read`; `dst` copies or folds them into its slots `write`.
 
-    With empty spans the move is a *token*: it leaves when all that `src` received in earlier
-    steps has landed, and `dst` goes on past it when it has arrived.
+    With `src == dst` the move is *local*: nothing travels, the rank copies or folds between its
+    own slots.  With empty spans the move is a *token*: it leaves when all that `src` received in
+    earlier steps has landed, and `dst` goes on past it when it has arrived.
     """
 
     src: int
@@ -86,8 +87,6 @@ class Move:
     def __post_init__(self) -> None:
         if self.src < 0 or self.dst < 0:
             raise ValueError(f"ranks count from 0: {self}")
-        if self.src == self.dst:
-            raise ValueError(f"rank {self.src} cannot send to itself: {self}")
         if self.read.count != self.write.count:
             raise ValueError(
                 f"what is read and what is written differ in length, "
@@ -95,6 +94,15 @@ class Move:
             )
         if self.is_token and not (self.read == self.write == NOTHING and self.act is Act.COPY):
             raise ValueError(f"a token reads and writes Span(0, 0) and copies: {self}")
+        if self.is_local and self.is_token:
+            raise ValueError(f"a token from rank {self.src} to itself tells nobody anything")
+        if self.is_local and self.read.start < self.write.end and self.write.start < self.read.end:
+            raise ValueError(f"a local move reads and writes different slots: {self}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the move stays on its rank."""
+        return self.src == self.dst
 
     @property
     def is_token(self) -> bool:
@@ -262,14 +270,38 @@ class Schedule:
         """The moves in which `rank` takes part, as (step, move), in order of steps."""
         return self._programs[rank]
 
+    @cached_property
+    def _likenesses(self) -> tuple[tuple[int | None, ...], ...]:
+        like: list[list[int | None]] = [[None] * self.scratch for _ in range(self.ranks)]
+        for step in self.steps if self.scratch else ():
+            for move in step:
+                for read, write in zip(move.read, move.write, strict=True):
+                    if write < self.chunks or like[move.dst][write - self.chunks] is not None:
+                        continue
+                    like[move.dst][write - self.chunks] = (
+                        read if read < self.chunks else like[move.src][read - self.chunks]
+                    )
+        return tuple(map(tuple, like))
+
+    def scratch_like(self, rank: int) -> tuple[int | None, ...]:
+        """For each scratch slot of `rank`, the user's slot of `rank` that is as large.
+
+        None for a scratch slot that this rank does not use.  A scratch slot has one size from
+        beginning to end (the proof sees to it).
+        """
+        return self._likenesses[rank]
+
 
 # --- composition ----------------------------------------------------------------------------
+
+#: slots of a whole that one slot of a part becomes
+Slots = Span | Sequence[int]
 
 
 def embed(
     schedule: Schedule,
     members: Sequence[int],
-    slots: Sequence[Span],
+    slots: Sequence[Slots],
     *,
     ranks: int,
     chunks: int,
@@ -297,26 +329,27 @@ def embed(
     taken = [slot for span in slots for slot in span]
     if len(set(taken)) != len(taken):
         raise ValueError(f"two slots of {schedule.name!r} would share a place: {list(slots)}")
-    if not all(span.count for span in slots):
+    places = [tuple(span) for span in slots]
+    if not all(places):
         raise ValueError(f"a slot of {schedule.name!r} would have no place: {list(slots)}")
     steps = tuple(
-        tuple(part for move in step for part in _placed(move, members, slots))
+        tuple(part for move in step for part in _placed(move, members, places))
         for step in schedule.steps
     )
     return Schedule(schedule.name, ranks, chunks, scratch, steps)
 
 
-def _placed(move: Move, members: Sequence[int], slots: Sequence[Span]) -> Iterator[Move]:
+def _placed(move: Move, members: Sequence[int], slots: Sequence[tuple[int, ...]]) -> Iterator[Move]:
     src, dst = members[move.src], members[move.dst]
     if move.is_token:
         yield token(src, dst, move.phase)
         return
     pairs: list[tuple[int, int]] = []
     for one, other in zip(move.read, move.write, strict=True):
-        if slots[one].count != slots[other].count:
+        if len(slots[one]) != len(slots[other]):
             raise ValueError(
-                f"slots {one} and {other} of a move become {slots[one].count} and "
-                f"{slots[other].count} slots: {move}"
+                f"slots {one} and {other} of a move become {len(slots[one])} and "
+                f"{len(slots[other])} slots: {move}"
             )
         pairs += zip(slots[one], slots[other], strict=True)
     start = 0
@@ -347,6 +380,30 @@ def then(*parts: Schedule, name: str | None = None) -> Schedule:
     ranks, chunks, scratch = _common(parts)
     steps = tuple(step for part in parts for step in part.steps)
     return Schedule(name or ", ".join(part.name for part in parts), ranks, chunks, scratch, steps)
+
+
+def mirrored(schedule: Schedule) -> Schedule:
+    """Backwards and folding: an all-gather becomes a reduce-scatter, a broadcast a reduce.
+
+    In which way every copy of a slot came from its source, in that way all contributions go back
+    to it; where several would fold into one place in one step, they take turns.  The schedule may
+    write no place twice, nor one that holds a contribution.
+    """
+    steps: list[Step] = []
+    for step in reversed(schedule.steps):
+        turns: list[list[Move]] = []
+        taken: list[set[tuple[int, int]]] = []
+        for move in step:
+            places = {(move.src, slot) for slot in move.read}
+            back = Move(move.dst, move.src, move.write, move.read, Act.FOLD, "reduce")
+            turn = next((i for i, others in enumerate(taken) if not places & others), len(turns))
+            if turn == len(turns):
+                turns.append([])
+                taken.append(set())
+            turns[turn].append(back)
+            taken[turn] |= places
+        steps += map(tuple, turns)
+    return Schedule(schedule.name, schedule.ranks, schedule.chunks, schedule.scratch, tuple(steps))
 
 
 def _common(parts: Sequence[Schedule]) -> tuple[int, int, int]:

@@ -7,33 +7,78 @@ from dataclasses import replace
 from functools import lru_cache
 
 from collective.schedule import Kind, Schedule
-from collective.strategies import centralized, direct, ring, tree
+from collective.strategies import (
+    bruck,
+    centralized,
+    chain,
+    direct,
+    double_tree,
+    halving_doubling,
+    ring,
+    scatter_allgather,
+    tree,
+)
 from collective.strategies.spelling import SPELLINGS, Flat
 
+Builder = Callable[[int, int, int], Schedule]
+
+
+def _ranks(function: Callable[[int], Schedule]) -> Builder:
+    """A strategy in which all ranks are alike."""
+    return lambda ranks, _root, _arity: function(ranks)
+
+
+def _rooted(function: Callable[[int, int], Schedule]) -> Builder:
+    """A strategy with one rank at its root."""
+    return lambda ranks, root, _arity: function(ranks, root)
+
+
 #: builders of schedules from ranks, root and a tree's arity (0 for all others)
-BUILDERS: dict[Kind, dict[str, Callable[[int, int, int], Schedule]]] = {
+BUILDERS: dict[Kind, dict[str, Builder]] = {
     Kind.ALL_REDUCE: {
-        "centralized": lambda ranks, root, _: centralized.all_reduce(ranks, root),
+        "centralized": _rooted(centralized.all_reduce),
         "tree": tree.all_reduce,
-        "ring": lambda ranks, *_: ring.all_reduce(ranks),
-        "direct": lambda ranks, *_: direct.all_reduce(ranks),
+        "ring": _ranks(ring.all_reduce),
+        "double_tree": _rooted(double_tree.all_reduce),
+        "halving_doubling": _ranks(halving_doubling.all_reduce),
+        "bruck": _ranks(bruck.all_reduce),
+        "direct": _ranks(direct.all_reduce),
+        "chain": _rooted(chain.all_reduce),
+        "scatter_allgather": _ranks(scatter_allgather.all_reduce),
     },
     Kind.REDUCE: {
-        "centralized": lambda ranks, root, _: centralized.reduce(ranks, root),
+        "centralized": _rooted(centralized.reduce),
         "tree": tree.reduce,
+        "double_tree": _rooted(double_tree.reduce),
+        "chain": _rooted(chain.reduce),
+        "scatter_allgather": _rooted(scatter_allgather.reduce),
     },
     Kind.BROADCAST: {
-        "centralized": lambda ranks, root, _: centralized.broadcast(ranks, root),
+        "centralized": _rooted(centralized.broadcast),
         "tree": tree.broadcast,
+        "double_tree": _rooted(double_tree.broadcast),
+        "chain": _rooted(chain.broadcast),
+        "scatter_allgather": _rooted(scatter_allgather.broadcast),
     },
-    Kind.REDUCE_SCATTER: {"ring": lambda ranks, *_: ring.reduce_scatter(ranks)},
-    Kind.ALL_GATHER: {"ring": lambda ranks, *_: ring.all_gather(ranks)},
-    Kind.GATHER: {"centralized": lambda ranks, root, _: centralized.gather(ranks, root)},
-    Kind.SCATTER: {"centralized": lambda ranks, root, _: centralized.scatter(ranks, root)},
-    Kind.ALL_TO_ALL: {"direct": lambda ranks, *_: direct.all_to_all(ranks)},
+    Kind.REDUCE_SCATTER: {
+        "ring": _ranks(ring.reduce_scatter),
+        "halving_doubling": _ranks(halving_doubling.reduce_scatter),
+        "bruck": _ranks(bruck.reduce_scatter),
+        "direct": _ranks(direct.reduce_scatter),
+    },
+    Kind.ALL_GATHER: {
+        "ring": _ranks(ring.all_gather),
+        "halving_doubling": _ranks(halving_doubling.all_gather),
+        "bruck": _ranks(bruck.all_gather),
+        "direct": _ranks(direct.all_gather),
+    },
+    Kind.GATHER: {"centralized": _rooted(centralized.gather)},
+    Kind.SCATTER: {"centralized": _rooted(centralized.scatter)},
+    Kind.ALL_TO_ALL: {"direct": _ranks(direct.all_to_all)},
     Kind.BARRIER: {
-        "centralized": lambda ranks, root, _: centralized.barrier(ranks, root),
+        "centralized": _rooted(centralized.barrier),
         "tree": tree.barrier,
+        "bruck": _ranks(bruck.barrier),
     },
 }
 

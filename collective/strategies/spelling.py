@@ -16,6 +16,7 @@ SPELLINGS = {
     "direct": "direct",
     "chain": "chain",
     "bruck": "bruck",
+    "scatter_allgather": "scatter_allgather",
 }
 #: a tree with more children per rank than any group has ranks is a slip of the pen
 MAX_ARITY = 1024

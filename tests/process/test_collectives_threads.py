@@ -14,7 +14,8 @@ from thread_ranks import Ranks
 
 from collective.group import Group
 
-FLAT = ["auto", "centralized", "ring", "tree:2", "tree:3"]
+FLAT = ["auto", "centralized", "ring", "tree:2", "tree:3", "double_tree", "halving_doubling",
+        "bruck", "chain"]  # fmt: skip
 #: (strategy, nodes of the ranks)
 LEVELS = [
     ("local=ring,between=tree:2", "aabb"),

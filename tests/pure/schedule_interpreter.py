@@ -14,31 +14,26 @@ from collective.strategies import build
 Memory = list[list[int]]
 Fold = Callable[[int, int], int]
 
+_SUMMED_OR_SPREAD = ["centralized", "tree:1", "tree:2", "tree:3", "double_tree", "chain",
+                     "scatter_allgather"]  # fmt: skip
 #: every flat strategy of every operation
 FLAT = {
-    Kind.ALL_REDUCE: ["centralized", "tree:1", "tree:2", "tree:3", "ring", "direct"],
-    Kind.REDUCE: ["centralized", "tree:1", "tree:2", "tree:3"],
-    Kind.BROADCAST: ["centralized", "tree:1", "tree:2", "tree:3"],
-    Kind.BARRIER: ["centralized", "tree:1", "tree:2", "tree:3"],
-    Kind.REDUCE_SCATTER: ["ring"],
-    Kind.ALL_GATHER: ["ring"],
+    Kind.ALL_REDUCE: [*_SUMMED_OR_SPREAD, "ring", "halving_doubling", "bruck", "direct"],
+    Kind.REDUCE: _SUMMED_OR_SPREAD,
+    Kind.BROADCAST: _SUMMED_OR_SPREAD,
+    Kind.BARRIER: ["centralized", "tree:1", "tree:2", "tree:3", "bruck"],
+    Kind.REDUCE_SCATTER: ["ring", "halving_doubling", "bruck", "direct"],
+    Kind.ALL_GATHER: ["ring", "halving_doubling", "bruck", "direct"],
     Kind.GATHER: ["centralized"],
     Kind.SCATTER: ["centralized"],
     Kind.ALL_TO_ALL: ["direct"],
 }
 
 
-def exists(kind: Kind, strategy: str, ranks: int) -> bool:
-    """Whether there is a schedule for so many ranks: the all-reduce by swapping is for two."""
-    return ranks <= 2 or (kind, strategy) != (Kind.ALL_REDUCE, "direct")
-
-
 def flat_cases(ranks: range) -> Iterator[tuple[Schedule, Kind, int]]:
     """(schedule, kind, root) of every operation, strategy, number of ranks and root."""
     for kind, strategies in FLAT.items():
         for strategy, size in itertools.product(strategies, ranks):
-            if not exists(kind, strategy, size):
-                continue
             for root in range(size):
                 yield build(strategy, kind, size, root), kind, root
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from schedule_interpreter import FLAT, done_without, exists, expected, flat_cases, run
+from schedule_interpreter import FLAT, done_without, expected, flat_cases, run
 
 from collective.proof import ProofError, verify, verify_everyone_took_part
 from collective.schedule import Act, Kind, Move, Schedule, Span, token
@@ -28,16 +28,11 @@ def refusal(schedule: Schedule, kind: Kind, root: int = 0) -> ProofError:
 
 @pytest.mark.parametrize(("kind", "strategy"), CELLS)
 def test_every_strategy_is_proved(kind: Kind, strategy: str) -> None:
-    """Every operation by every strategy is right on 1 to 8 ranks with every root."""
-    for ranks in range(1, 9):
-        if not exists(kind, strategy, ranks):
-            with pytest.raises(ValueError, match=f"on {ranks} ranks yet"):
-                build(strategy, kind, ranks)
-            continue
+    """Every operation by every strategy is right on 1 to 9 ranks with every root."""
+    for ranks in range(1, 10):
         for root in range(ranks):
             schedule = build(strategy, kind, ranks, root)
             prove(schedule, kind, root)
-            assert schedule.scratch == 0
             assert all(schedule.steps)
             assert bool(schedule.steps) == (ranks > 1)
 
@@ -45,7 +40,7 @@ def test_every_strategy_is_proved(kind: Kind, strategy: str) -> None:
 def test_every_schedule_computes_its_operation() -> None:
     """Run on random numbers, every schedule gives what the operation asks for."""
     rng = random.Random(1)
-    for schedule, kind, root in flat_cases(range(1, 9)):
+    for schedule, kind, root in flat_cases(range(1, 10)):
         memory = [
             [rng.randrange(-1000, 1000) for _ in range(schedule.slots)]
             for _ in range(schedule.ranks)

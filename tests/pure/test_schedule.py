@@ -31,7 +31,8 @@ def test_span_iterates_over_its_slots() -> None:
     [
         (lambda: Span(-1), "starts at 0"),
         (lambda: Span(0, -1), "counts 0 or more"),
-        (lambda: copy(1, 1, Span(0)), "rank 1 cannot send to itself"),
+        (lambda: copy(1, 1, Span(0, 2), Span(1, 2)), "a local move reads and writes different"),
+        (lambda: token(1, 1, "end"), "from rank 1 to itself"),
         (lambda: copy(-1, 1, Span(0)), "count from 0"),
         (lambda: copy(0, 1, Span(0, 2), Span(0, 1)), "differ in length, 2 and 1"),
         (lambda: Move(0, 1, Span(0, 0), Span(0, 0), Act.FOLD), "a token"),

@@ -168,18 +168,13 @@ def test_auto_chooses_what_exists(kind: Kind, ranks: int, nbytes: int) -> None:
 
 
 def test_a_group_has_one_setting_for_all_operations() -> None:
-    """Operations that the setting does not exist for run as under auto; a wrong one is refused."""
+    """Operations that the setting does not exist for run as under auto."""
     assert str(resolve("auto", Kind.ALL_REDUCE, 4, 1 << 20)) == "ring"
     assert str(resolve("tree:3", Kind.BROADCAST, 4, 8)) == "tree:3"
     assert str(resolve("tree:3", Kind.ALL_GATHER, 4, 8)) == "ring"
     two = parse("local=ring,between=tree:2")
     assert resolve(two, Kind.ALL_REDUCE, 4, 8) == two
     assert str(resolve(two, Kind.BROADCAST, 4, 8)) == "centralized"
-    for text in ("double_tree", "bruck", "local=chain,between=ring", "local=ring,between=chain"):
-        with pytest.raises(
-            ValueError, match=r"no all_reduce by .* yet; there is centralized, tree"
-        ):
-            resolve(text, Kind.ALL_REDUCE, 4, 8)
 
 
 def test_schedules_need_neither_torch_nor_numpy() -> None:
