@@ -9,6 +9,8 @@ from typing import Any, Literal
 from api.causes import NodeGone, RankEnded, RankFailed, Verdict, decide, is_consequence
 from collective.messages import Member, Plan
 
+#: the problem of a node whose agent is ending
+AGENT_STOPPED = "agent-stopped"
 NodePhase = Literal["waiting", "prepared", "over", "lost"]
 
 
@@ -134,6 +136,15 @@ class AttemptState:
                 }
                 return Verdict(cause, verdict.consequences, lost=True)
         return verdict
+
+    def only_stopped_agents(self) -> bool:
+        """Whether it ended before it ran, for no reason but that an agent is ending."""
+        return (
+            self.finding is None
+            and bool(self.problems)
+            and all(code == AGENT_STOPPED for _, code, _ in self.problems)
+            and all(part.state == "over" for part in self.parts)
+        )
 
     def real_cause_known(self) -> bool:
         """Whether anything but consequences is known."""

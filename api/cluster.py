@@ -71,6 +71,8 @@ class NodeState:
     joined_at: float
     draining: bool = False
     online: bool = False
+    #: its agent is ending, and will not be back before its next hello
+    leaving: bool = False
     last_seen_at: float | None = None
     #: monotonic
     heard: float = float("-inf")
@@ -112,6 +114,8 @@ class NodeState:
             if not self.online or self.connection is None
             else "draining"
             if self.draining
+            else "leaving"
+            if self.leaving
             else None
         )
         return Offer(self.name, free, len(self.devices), tuple(self.envs), closed)
@@ -266,7 +270,7 @@ class Cluster:
             node.superseded = [*node.superseded, node.incarnation][-_SUPERSEDED:]
         node.incarnation = hello.incarnation
         node.connection = Connection(hello.incarnation)
-        node.online = True
+        node.online, node.leaving = True, False
         self.heard(node)
         node.skews.clear()
         node.hostname = hello.hostname
@@ -298,6 +302,11 @@ class Cluster:
             node.connection = None
             self.touch(node)
             self.on_capacity()
+
+    def leaving(self, node: NodeState) -> None:
+        """A node's agent is ending: no more jobs for it."""
+        node.leaving = True
+        self.touch(node)
 
     def hold(self, name: str, devices: list[int], job: str) -> None:
         """Give devices of a node to a job."""

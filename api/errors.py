@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 from api.storage import StorageFull
@@ -69,6 +70,11 @@ def install(app: FastAPI) -> None:
         return Problem(
             507, "storage-full", f"{error}: nothing was stored; free some space and try again"
         ).response()
+
+    @app.exception_handler(DataError)
+    async def _data(_request: Request, _error: DataError) -> JSONResponse:
+        # PostgreSQL, unlike SQLite, refuses to compare with text that it cannot hold.
+        return Problem(422, "input-invalid", "a NUL character is no part of any name").response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:

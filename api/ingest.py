@@ -80,7 +80,8 @@ class Ingest:
     def add(self, node: NodeState, connection: Connection, entry: Spooled) -> None:
         """Queue an entry of a node's spool."""
         waiting = self._pending.get(node.id, 0) + 1
-        if waiting > self._settings.spool_window + 1:
+        # Twice the window: after a reconnect what still waits may come a second time.
+        if waiting > 2 * self._settings.spool_window:
             log.warning("node %s sends more than its window: disconnected", node.name)
             connection.close()
             return

@@ -48,6 +48,8 @@ class LiveJob:
         self._steps: dict[int, Columns] = {}
         self._metrics: list[dict[str, Any]] = []
         self._logs: dict[tuple[int, str], LogDelta] = {}
+        #: stored bytes of each stream
+        self.log_sizes: dict[tuple[int, str], int] = {}
 
     def job_changed(self) -> None:
         """State, cause or what it waits for changed."""
@@ -85,18 +87,26 @@ class LiveJob:
                     }
                 )
             self._job = True
-        elif entry.log is not None and wanted:
+        elif entry.log is not None:
             key = (entry.log.rank, entry.log.stream)
+            self.log_sizes[key] = arrived.log_offset + len(arrived.log_text)
+            if not wanted:
+                return
             delta = self._logs.setdefault(key, LogDelta(arrived.log_offset))
             delta.add(arrived.log_offset, arrived.log_text)
         self.channel.touch()
+
+    def _rank(self, rank: int) -> dict[str, Any]:
+        logs = {name: self.log_sizes.get((rank, name), 0) for name in ("stdout", "stderr")}
+        step = self.progress.step_of(rank) if self.progress is not None else None
+        return self.show_rank(rank) | {"step": step, "logs": logs}  # type: ignore[no-any-return]
 
     def _compose(self) -> dict[str, Any] | None:
         payload: dict[str, Any] = {}
         if self._job:
             payload["job"] = self.show_job()
         if self._ranks:
-            payload["ranks"] = [self.show_rank(rank) for rank in sorted(self._ranks)]
+            payload["ranks"] = [self._rank(rank) for rank in sorted(self._ranks)]
         if self._steps:
             payload["steps"] = [{"rank": rank} | cols for rank, cols in self._steps.items()]
         if self._metrics:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from api import models
-from api.attempt import AttemptState, Part, RankInfo, members_of, version_conflict
+from api.attempt import AGENT_STOPPED, AttemptState, Part, RankInfo, members_of, version_conflict
 from api.causes import RankFailed
 from api.cluster import Cluster, Connection, NodeState, status_of
 from api.events import Hub
@@ -396,7 +396,11 @@ class Orchestrator:
         if attempt is None or part is None:
             self._cluster.send(node.id, End(attempt=message.attempt, reason="it is over"))
             return
+        if attempt.phase == "launched" or any(i.state != "waiting" for i in attempt.ranks.values()):
+            return
         if message.problems:
+            if any(problem.code == AGENT_STOPPED for problem in message.problems):
+                self._cluster.leaving(node)
             for problem in message.problems:
                 attempt.problems.append((node.name, problem.code, problem.message))
             await self._end(attempt, f"node {node.name} cannot run it")
@@ -473,6 +477,8 @@ class Orchestrator:
                 await self._trouble(attempt)
         elif entry.failure is not None:
             failure = entry.failure
+            if failure.kind == "AgentStopped":
+                self._cluster.leaving(arrived.node)
             attempt.failures.append(
                 RankFailed(
                     failure.rank,
@@ -614,6 +620,9 @@ class Orchestrator:
             return
         attempt.cancel_timers()
         job = self.jobs[attempt.job]
+        if job.state != "cancelling" and attempt.only_stopped_agents():
+            await self._requeue(job, attempt)
+            return
         verdict = attempt.verdict()
         if job.state == "cancelling":
             state = "cancelled"
@@ -631,6 +640,17 @@ class Orchestrator:
         attempt.phase = "over"
         await self._store_phase(attempt)
         await self._close(job, state)
+
+    async def _requeue(self, job: JobState, attempt: AttemptState) -> None:
+        """Nothing of the job has run, only its node was about to leave: place it anew."""
+        attempt.phase = "over"
+        await self._store_phase(attempt)
+        job.state, job.attempt, job.nodes, job.world_size = "queued", None, [], None
+        job.cause, job.consequences, job.live.progress = None, [], None
+        await self._save(job)
+        self.attempts.pop(attempt.id, None)
+        self._cluster.release(job.id)
+        self.schedule()
 
     async def _close(self, job: JobState, state: str) -> None:
         """A job is over."""

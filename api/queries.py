@@ -16,6 +16,8 @@ from api.jobs import show, summary
 from api.progress import plain
 from api.steps import Columns, cut, merge, unpack
 
+#: beyond what a database's integers hold
+MOST = 1 << 62
 #: of a snapshot, as docs/protocols.md says
 SNAPSHOT_STEPS = 240
 SNAPSHOT_RANKS = 64
@@ -40,7 +42,8 @@ def decode_cursor(cursor: str | None, kind: type) -> Any:
         value = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:
         value = None
-    if not isinstance(value, kind) or isinstance(value, bool):
+    fits = not isinstance(value, int) or abs(value) < MOST
+    if not isinstance(value, kind) or isinstance(value, bool) or not fits:
         raise Problem(
             422, "cursor-invalid", f"cursor {cursor!r:.60} is not a next_cursor of this list"
         )

@@ -27,6 +27,8 @@ _METRICS = 20_000
 class _Found:
     jobs: list[models.Job]
     attempts: list[tuple[AttemptState, Progress]]
+    #: stored bytes, by attempt, then by rank and stream
+    logs: dict[str, dict[tuple[int, str], int]]
 
 
 async def recover(storage: Storage, cluster: Cluster, orchestrator: Orchestrator) -> None:
@@ -38,6 +40,7 @@ async def recover(storage: Storage, cluster: Cluster, orchestrator: Orchestrator
         if job.id not in attempts:
             continue
         attempt, job.live.progress = attempts[job.id]
+        job.live.log_sizes = found.logs[attempt.id]
         orchestrator.attempts[attempt.id] = attempt
         for part in attempt.parts:
             devices = [member.device for member in attempt.members_on(part.name)]
@@ -53,13 +56,17 @@ def _load(session: Session) -> _Found:
     jobs = session.scalars(
         select(models.Job).where(models.Job.state.not_in(FINAL)).order_by(models.Job.number)
     ).all()
-    attempts = []
+    attempts, logs = [], {}
     for job in jobs:
         if job.attempt is not None:
             row = session.get_one(models.Attempt, job.attempt)
             attempt = _attempt(session, row)
             attempts.append((attempt, _progress(session, attempt)))
-    return _Found(list(jobs), attempts)
+            streams = session.scalars(
+                select(models.LogStream).where(models.LogStream.attempt_id == attempt.id)
+            )
+            logs[attempt.id] = {(row.rank, row.stream): row.size for row in streams}
+    return _Found(list(jobs), attempts, logs)
 
 
 def _attempt(session: Session, row: models.Attempt) -> AttemptState:

@@ -181,7 +181,7 @@ class JoinRequest(Input):
 
     agent_id: str = Field(min_length=8, max_length=128, pattern="^[A-Za-z0-9._-]+$")
     name: NodeName
-    hostname: str = Field(max_length=255)
+    hostname: Annotated[str, Field(max_length=255), AfterValidator(without_nul)]
 
 
 class JoinAnswer(BaseModel):

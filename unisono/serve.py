@@ -62,6 +62,8 @@ def serve(settings: Settings) -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        if (settings.tls_certificate is None) != (settings.tls_key is None):
+            raise CannotServe("--tls-certificate and --tls-key go together: give both or neither")
         with _data_folder(settings.data_dir), _listening(settings) as listener:
             words = _prepare(settings, listener)
             app = _application(settings)

@@ -23,6 +23,7 @@ from api.errors import Problem
 from api.jobs import show
 from api.logs import Piece
 from api.schemas import Job, JobPage, JobRequest, RankPage
+from collective.messages import MAX_MESSAGE
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 State = Literal[
@@ -30,6 +31,10 @@ State = Literal[
 ]
 #: as the header, for a browser's stream that was closed and is opened again by the page
 LastEventId = Annotated[str | None, Query(max_length=100)]
+Number = Annotated[int, Query(gt=-queries.MOST, lt=queries.MOST)]
+RankNumber = Annotated[int | None, Query(ge=0, lt=1 << 31)]
+#: a job travels to its nodes in one message, whose size is bounded
+SPEC_LIMIT = MAX_MESSAGE - (64 << 10)
 Cursor = Annotated[str | None, Query(max_length=200)]
 
 
@@ -42,6 +47,14 @@ async def start_job(
         Problem: its bundle is unknown, or the key was used for another job.
     """
     spec = request.model_dump(exclude={"name"}, exclude_none=True)
+    size = len(json.dumps(spec, ensure_ascii=False).encode())
+    if size > SPEC_LIMIT:
+        raise Problem(
+            422,
+            "job-too-large",
+            f"the arguments and variables of this job take {size} bytes, of {SPEC_LIMIT} that it "
+            "may have: put them into a file of the bundle",
+        )
     digest = hashlib.sha256(
         json.dumps([request.title(), spec], sort_keys=True).encode("utf-8", "surrogatepass")
     ).hexdigest()
@@ -145,9 +158,9 @@ async def get_steps(
     control: ControlDep,
     _who: Viewer,
     job_id: str,
-    from_step: int = 0,
+    from_step: Number = 0,
     limit: int | None = None,
-    rank: Annotated[int | None, Query(ge=0)] = None,
+    rank: RankNumber = None,
 ) -> dict[str, Any]:
     """Step timings in columns, rank by rank."""
     return await queries.read_steps(control, job_id, from_step, limit, rank)
@@ -158,8 +171,8 @@ async def get_metrics(
     control: ControlDep,
     _who: Viewer,
     job_id: str,
-    rank: Annotated[int | None, Query(ge=0)] = None,
-    after: int = 0,
+    rank: RankNumber = None,
+    after: Number = 0,
     limit: int | None = None,
 ) -> dict[str, Any]:
     """What the program reported, in order of arrival."""
@@ -173,7 +186,7 @@ async def get_log(
     job_id: str,
     rank: int,
     stream: Literal["stdout", "stderr"],
-    offset: int = 0,
+    offset: Number = 0,
     limit: Annotated[int | None, Query(ge=0)] = None,
     follow: bool = False,
 ) -> StreamingResponse:

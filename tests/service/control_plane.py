@@ -39,6 +39,7 @@ class ControlPlane:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        self._clients: list[httpx.Client] = []
 
     @property
     def log_path(self) -> Path:
@@ -85,7 +86,9 @@ class ControlPlane:
         self.process.wait(10)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 15.0) -> int:
-        """End it by a signal; its exit code."""
+        """End it by a signal, and all clients that were made for it; its exit code."""
+        for client in self._clients:
+            client.close()
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -105,9 +108,11 @@ class ControlPlane:
     def client(self, token: str | None = "operator", **options: Any) -> httpx.Client:
         """A client below `/api/v1`; `token` names a token file, None: no token."""
         headers = {"Authorization": f"Bearer {self.token(token)}"} if token else {}
-        return httpx.Client(
+        client = httpx.Client(
             base_url=f"{self.url}/api/v1", headers=headers, trust_env=False, timeout=20, **options
         )
+        self._clients.append(client)
+        return client
 
 
 class Api:

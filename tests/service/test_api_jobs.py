@@ -87,6 +87,19 @@ def test_a_problem_on_one_node_fails_the_job(api: Api, pair: Pair) -> None:
     assert "/home/b/train.py" in failed["reason"]
 
 
+def test_a_job_is_placed_anew_when_its_node_is_leaving(api: Api, pair: Pair) -> None:
+    """A job that a stopping agent refuses has not failed: it goes to a node that stays."""
+    job = api.start(nodes=1)
+    first = pair[0].prepare(Problem(code="agent-stopped", message="the agent is ending"))
+    pair[0].over(pair[0].end().attempt)
+    second = pair[1].prepare()
+    assert second.spec.job == job["id"] and second.spec.attempt != first.spec.attempt
+    pair[1].launch()
+    pair[1].exit(second.spec.attempt, 0)
+    pair[1].over(second.spec.attempt)
+    assert api.until(job["id"], "completed")["nodes"] == ["w2"]
+
+
 def test_versions_that_differ_are_refused(api: Api, pair: Pair) -> None:
     """Nodes whose jobs would run on different torch versions are told so, and nothing starts."""
     from collective.messages import Prepare, Prepared

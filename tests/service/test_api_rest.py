@@ -629,10 +629,12 @@ def test_a_meeting_that_does_not_fill_says_how_many_came(
     make_server: Callable[..., ControlPlane],
 ) -> None:
     """Programs that wait alone are told so, and contradictions are refused at once."""
-    api = Api(make_server(rendezvous_timeout=1.5))
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(meet, api, "g", "a", 1, rank=0)
-        eventually(lambda: meet(api, "g", "b", 3, rank=0).status_code == 409, 1.4)
-        alone = problem(waiting.result(), 408, "rendezvous-timeout")
-    assert alone["detail"].startswith("1 of 2 programs")
+    api = Api(make_server(rendezvous_timeout=0.5))
+    for second, code in ({"rank": 0}, "rank-taken"), ({"world_size": 3}, "world-size-differs"):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(meet, api, code, "a", 1, rank=0)]
+            calls.append(pool.submit(meet, api, code, "b", 2, **second))
+            alone, other = sorted((c.result() for c in calls), key=lambda c: c.status_code)
+        assert "1 of " in problem(alone, 408, "rendezvous-timeout")["detail"]
+        problem(other, 409, code)
     api.close()
