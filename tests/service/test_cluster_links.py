@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -61,7 +63,7 @@ def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
         value: cluster.api.start(script=str(script), args=[value, hold], nodes=2, ranks_per_node=1)
         for value, hold in (("1", "24"), ("7", "0"))
     }
-    seen = set()
+    seen: set[str] = set()
 
     def over() -> bool:
         seen.update(cluster.api.node(name)["state"] for name in cluster.agents)
@@ -75,6 +77,41 @@ def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
             last = cluster.log(job["id"], rank).splitlines()[-1]
             assert json.loads(last) == [2 * float(value)]
     assert seen == {"online"}
+
+
+# Rank 1 goes away, in the way its argument says, while rank 0 needs it.
+LEAVER = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("unisono")
+tensor = torch.ones(1 << 20)
+if sys.argv[1] == "left" and dist.get_rank() == 1:
+    sys.exit(0)
+for number in range(10**6):
+    dist.all_reduce(tensor)
+    if number == 5:
+        print("busy", os.getpid(), flush=True)
+"""
+
+
+def test_a_rank_that_goes_away_is_named_as_the_cause(cluster: Cluster) -> None:
+    """Killed or gone with exit code 0: the job fails with that rank first, and nothing is left."""
+    script = cluster.folder / "leaver.py"
+    script.write_text(LEAVER)
+    left, killed = (
+        cluster.api.start(script=str(script), args=[way], nodes=2, ranks_per_node=1)
+        for way in ("left", "killed")
+    )
+    eventually(lambda: "busy" in cluster.log(killed["id"], 1), 60.0)
+    os.kill(cluster.api.ranks(killed["id"])[1]["pid"], signal.SIGKILL)
+    found = cluster.api.until(killed["id"], *OVER, timeout=10.0)
+    assert (found["state"], found["cause"]["rank"], found["cause"]["signal"]) == ("failed", 1, 9)
+    assert [entry["kind"] for entry in found["consequences"]] == ["PeerLost"]
+    assert "rank 1 on node w2" in found["consequences"][0]["message"]
+    found = cluster.api.until(left["id"], *OVER, timeout=60.0)
+    assert (found["state"], found["cause"]["rank"]) == ("failed", 1)
+    assert cluster.processes(left) == [] == cluster.processes(killed)
 
 
 def test_a_stranger_at_the_data_port_is_refused_and_logged(cluster: Cluster) -> None:
@@ -93,5 +130,6 @@ def test_a_stranger_at_the_data_port_is_refused_and_logged(cluster: Cluster) -> 
             answer += part
     with pytest.raises(RendezvousFailed, match="no attempt a-old"):
         client.feed(answer)
-    log = eventually(lambda: "refused (404" in cluster.agents["w1"].log() and cluster.agents["w1"])
-    assert "attempt a-old" in log.log() and "5ec7e7" not in log.log()
+    agent = cluster.agents["w1"]
+    eventually(lambda: "refused (404" in agent.log())
+    assert "attempt a-old" in agent.log() and "5ec7e7" not in agent.log()
