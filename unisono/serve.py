@@ -79,6 +79,8 @@ def _data_folder(path: Path) -> Iterator[None]:
     """The folder, made if need be, and locked: two servers on one database would disagree."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # it holds tokens: neither git nor a job's bundle may pick it up from a project's folder
+        (path / ".gitignore").write_text("*\n")
         lock = (path / "lock").open("w")
     except OSError as error:
         raise CannotServe(f"cannot use the data folder {path}: {error.strerror}") from None

@@ -46,6 +46,8 @@ class StateFolder:
         self.path = path.absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # it holds a credential: neither git nor a job's bundle may pick it up
+            (self.path / ".gitignore").write_text("*\n")
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LocalProblem(
