@@ -126,7 +126,7 @@ def test_warnings_as_errors_do_not_break_the_import(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_address_of_a_meeting_is_explained(tmp_path: Path) -> None:
-    """unisono:// without a group or world size, or without a control plane, says what is missing."""
+    """unisono:// without a world size, or without a control plane, says what is missing."""
     code = (
         "import torch.distributed as dist, sys\n"
         "dist.init_process_group('unisono', init_method=sys.stdin.readline().strip())\n"

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 import timed_jobs as jobs
+import torch_jobs as surface
 from job_lab import JobLab
 from ranks import RankPool
 from waiting import eventually
@@ -155,3 +156,19 @@ def test_the_last_steps_arrive_when_the_program_ends(tmp_path: Path) -> None:
 def test_timing_costs_less_than_half_a_percent_of_a_step(job: Job) -> None:
     """The CPU time of the clock and its hooks per step is below 0.5 % of 50 ms, generously."""
     assert max(job.pool.run(jobs.step_cost, 200, 5)) < 250e-6
+
+
+def test_a_timed_gloo_group_carries_what_gloo_carries(job: Job, tmp_path: Path) -> None:
+    """What is built on torch.distributed works on a group that is timed on its way to gloo."""
+    for function, arguments in (
+        (surface.objects, ()),
+        (surface.asynchronous, ()),
+        (surface.point_to_point, ()),
+        (surface.subgroups, ()),
+        (surface.functional, ()),
+        (surface.uneven_join, ()),
+        (surface.sharded_optimizer, ()),
+        (surface.fully_sharded, ()),
+        (surface.checkpoint, (str(tmp_path),)),
+    ):
+        job.pool.run(function, *arguments)
