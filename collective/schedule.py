@@ -263,7 +263,8 @@ class Schedule:
         for number, step in enumerate(self.steps):
             for move in step:
                 programs[move.src].append((number, move))
-                programs[move.dst].append((number, move))
+                if not move.is_local:
+                    programs[move.dst].append((number, move))
         return tuple(tuple(program) for program in programs)
 
     def program(self, rank: int) -> tuple[tuple[int, Move], ...]:

@@ -41,7 +41,7 @@ def build(
     """The schedule of `strategy` for `kind`; built once and kept.
 
     Of one rank it has no steps.  Where all ranks are alike (all-reduce, barrier), `root` is the
-    rank in the middle; a ring, a direct exchange and two levels have none.
+    rank in the middle, if there is one.
 
     Args:
         strategy: parsed or as text; not `auto`, which `choose` or `resolve` turns into one.
@@ -60,18 +60,15 @@ def build(
         raise ValueError("auto is no schedule by itself; choose() says what it is for a size")
     if isinstance(strategy, Flat):
         return build_flat(strategy, kind, ranks, root)
-    if kind is not Kind.ALL_REDUCE:
-        raise ValueError(
-            f"two levels ({strategy}) exist for all_reduce only; "
-            f"for {kind.value} there is {', '.join(available(kind))}"
-        )
     if nodes is None:
         raise ValueError(f"{strategy} needs to know which ranks share a node; use a flat strategy")
     if sorted(rank for node in nodes for rank in node) != list(range(ranks)):
         raise ValueError(
             f"every one of {ranks} ranks belongs to one node, but nodes is {list(nodes)}"
         )
-    return two_level.all_reduce(strategy, tuple(tuple(node) for node in nodes))
+    if not 0 <= root < ranks:
+        raise ValueError(f"{kind.value} on {ranks} ranks with root {root}: there is no such rank")
+    return two_level.build(strategy, kind, tuple(tuple(node) for node in nodes), root)
 
 
 def collective_of(kind: Kind, ranks: int, schedule_chunks: int, root: int = 0) -> Collective:
@@ -86,19 +83,12 @@ def resolve(strategy: Strategy | str, kind: Kind, ranks: int, nbytes: int) -> Fl
     operations that it does not exist for run as under `auto`.
 
     Raises:
-        ValueError: the setting names no strategy that exists for an all-reduce or for `kind`.
+        ValueError: the setting names no strategy.
     """
     if isinstance(strategy, str):
         strategy = parse(strategy)
     if isinstance(strategy, Auto):
         return choose(kind, ranks, nbytes)
-    levels = (strategy,) if isinstance(strategy, Flat) else (strategy.local, strategy.between)
-    for level in levels:
-        if level.name not in BUILDERS[Kind.ALL_REDUCE] and level.name not in BUILDERS[kind]:
-            raise ValueError(
-                f"there is no all_reduce by {level} yet; "
-                f"there is {', '.join(available(Kind.ALL_REDUCE))}"
-            )
     if isinstance(strategy, TwoLevel):
-        return strategy if kind is Kind.ALL_REDUCE else choose(kind, ranks, nbytes)
+        return strategy if two_level.exists(strategy, kind) else choose(kind, ranks, nbytes)
     return strategy if strategy.name in BUILDERS[kind] else choose(kind, ranks, nbytes)

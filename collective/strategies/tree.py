@@ -7,13 +7,15 @@ The tensor is one chunk; the engine pipelines its segments through the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from collective.schedule import Act, Move, Schedule, Span, Step, then, token
 
 _WHOLE = Span(0, 1)
+#: makes tokens that go along a tree, from ranks, root and arity; without chunks
+TokenPart = Callable[[int, int, int], Schedule]
 #: children per rank of a tree that carries tokens only: they are small, so hops count
-_TOKENS = 4
+TOKENS = 4
 
 
 def sum_up(ranks: int, root: int, arity: int) -> Schedule:
@@ -71,7 +73,19 @@ def completion(ranks: int, root: int, arity: int, *, chunks: int, confirm: bool)
 
 def tokens(ranks: int, root: int, *, chunks: int, confirm: bool) -> Schedule:
     """`completion` along a flat tree, for strategies whose own way would be longer."""
-    return completion(ranks, root, _TOKENS, chunks=chunks, confirm=confirm)
+    return completion(ranks, root, TOKENS, chunks=chunks, confirm=confirm)
+
+
+def confirm(ranks: int, root: int, arity: int) -> Schedule:
+    """Tokens go up to the root when all below have come. Part of larger schedules."""
+    tree = _Tree(ranks, root, arity)
+    return tree.schedule(tree.confirmed(), chunks=0)
+
+
+def release(ranks: int, root: int, arity: int) -> Schedule:
+    """Tokens come down from the root to everyone. Part of larger schedules."""
+    tree = _Tree(ranks, root, arity)
+    return tree.schedule(tree.released(), chunks=0)
 
 
 class _Tree:

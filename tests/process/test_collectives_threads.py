@@ -24,6 +24,12 @@ LEVELS = [
     ("local=centralized,between=centralized", "abababab"),
     ("local=ring,between=centralized", "aaa"),
     ("local=ring,between=tree:3", "abcde"),
+    ("local=bruck,between=halving_doubling", "aabbc"),
+    ("local=halving_doubling,between=bruck", "aaabbb"),
+    ("local=direct,between=double_tree", "aaaabbcc"),
+    ("local=double_tree,between=chain", "aaabb"),
+    ("local=chain,between=bruck", "aabcc"),
+    ("local=tree:2,between=double_tree", "abbbcc"),
 ]
 
 
@@ -157,11 +163,14 @@ def test_bit_operations(ranks: Ranks, n: int) -> None:
             assert all(torch.equal(r, right) for r in set_.run(reduce_all, parts, op))
 
 
-@pytest.mark.parametrize("strategy", FLAT)
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-def test_all_operations_move_the_right_parts(ranks: Ranks, n: int, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "nodes"),
+    [*((s, "a" * n) for s in FLAT for n in (1, 2, 3, 5, 8)), *LEVELS],
+)
+def test_all_operations_move_the_right_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
     """Broadcast, reduce, scatter, gather, all-gather, reduce-scatter and all-to-all, all roots."""
-    set_ = ranks.get(n, strategy)
+    n = len(nodes)
+    set_ = ranks.get(n, strategy, nodes=list(nodes) if len(set(nodes)) > 1 else None)
 
     def work(group: Group, root: int, count: int, dtype: torch.dtype) -> None:
         def part(rank: int, index: int = 0) -> torch.Tensor:

@@ -9,8 +9,10 @@ import pytest
 from schedule_interpreter import FLAT, done_without, expected, flat_cases, run
 
 from collective.proof import ProofError, verify, verify_everyone_took_part
-from collective.schedule import Act, Kind, Move, Schedule, Span, token
+from collective.schedule import ROOTED, Act, Kind, Move, Schedule, Span, token
 from collective.strategies import build, collective_of, nodes_of
+from collective.strategies.spelling import SPELLINGS
+from collective.strategies.two_level import LEVELS
 
 SUM = int.__add__
 CELLS = [(kind, strategy) for kind, strategies in FLAT.items() for strategy in strategies]
@@ -57,37 +59,112 @@ def test_nobody_is_done_before_everyone_took_part() -> None:
             assert not done_without(schedule, silent), (schedule.name, schedule.ranks, root)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "values"), [("ring", 2, 1200), ("ring", 4, 1800), ("ring", 8, 2100)]
-)
-def test_a_ring_sends_no_more_than_it_must(strategy: str, ranks: int, values: int) -> None:
+def slots_sent(schedule: Schedule, rank: int) -> int:
+    sent = [move for _, move in schedule.program(rank) if move.src == rank and not move.is_local]
+    return sum(move.read.count for move in sent)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "halving_doubling", "bruck", "scatter_allgather"])
+@pytest.mark.parametrize(("ranks", "values"), [(2, 1200), (4, 1800), (8, 2100)])
+def test_nobody_sends_more_than_it_must(strategy: str, ranks: int, values: int) -> None:
     """Each of n ranks sends 2·(n-1)/n of 1200 values."""
     schedule = build(strategy, Kind.ALL_REDUCE, ranks)
     for rank in range(ranks):
-        slots = sum(move.read.count for _, move in schedule.program(rank) if move.src == rank)
-        assert slots * Fraction(1200, schedule.chunks) == values
+        assert slots_sent(schedule, rank) * Fraction(1200, schedule.chunks) == values
+
+
+@pytest.mark.parametrize("strategy", ["bruck", "direct", "ring"])
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER])
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7])
+def test_no_power_of_two_is_needed_to_send_the_least(kind: Kind, strategy: str, ranks: int) -> None:
+    """Everyone sends n-1 slots, whatever the number of ranks."""
+    schedule = build(strategy, kind, ranks)
+    assert {slots_sent(schedule, rank) for rank in range(ranks)} == {ranks - 1}
 
 
 @pytest.mark.parametrize(
-    "nodes",
+    ("strategy", "ranks", "steps"),
     [
-        [[0]],
-        [[0, 1]],
-        [[0], [1], [2]],
-        [[0, 1], [2, 3]],
-        [[0, 2], [1, 3]],
-        [[0, 1, 2, 3], [4, 5, 6, 7]],
-        [[0, 1, 2], [3, 4]],
-        [[3], [0, 1, 2, 4], [5, 6]],
+        ("bruck", 8, 6), ("bruck", 9, 8), ("halving_doubling", 8, 6), ("halving_doubling", 9, 8),
+        ("ring", 9, 16), ("direct", 2, 1),
     ],
-)
-def test_two_levels_are_proved_against_the_flat_operation(nodes: list[list[int]]) -> None:
-    """Any two strategies compose to a right all-reduce, also on nodes of different size."""
-    ranks = sum(map(len, nodes))
-    names = ["centralized", "tree:2", "ring"]
-    for local, between in itertools.product(names, names):
+)  # fmt: skip
+def test_hops_of_an_all_reduce(strategy: str, ranks: int, steps: int) -> None:
+    """Strategies that double need as many hops as the number of ranks has binary digits."""
+    assert len(build(strategy, Kind.ALL_REDUCE, ranks).steps) == steps
+
+
+@pytest.mark.parametrize("ranks", range(2, 12))
+def test_each_rank_is_a_leaf_of_one_of_two_trees(ranks: int) -> None:
+    """But for the root, nobody passes on both halves of the tensor."""
+    schedule = build("double_tree", Kind.BROADCAST, ranks, 1)
+    for rank in range(ranks):
+        passed = {
+            move.read
+            for _, move in schedule.program(rank)
+            if move.src == rank and not move.is_token
+        }
+        assert len(passed) <= (2 if rank == 1 else 1)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "scatter_allgather"])
+def test_originals_are_summed_in_rank_order(strategy: str) -> None:
+    """Every element is ((a₀ + a₁) + a₂) + … wherever it is summed, on every rank."""
+    for ranks in range(3, 8):
+        schedule = build(strategy, Kind.ALL_REDUCE, ranks)
+        memory = [[f"a{rank}"] * schedule.slots for rank in range(ranks)]
+
+        def add(one: str, other: str) -> str:
+            # an addition is commutative: name the operand with the first rank first
+            return f"({' + '.join(sorted((one, other), key=lambda t: (t.strip('('), -len(t))))})"
+
+        right = "a0"
+        for rank in range(1, ranks):
+            right = f"({right} + a{rank})"
+        for slots in run(schedule, memory, add):
+            assert slots[: schedule.chunks] == [right] * schedule.chunks
+
+
+NODES = [
+    [[0]],
+    [[0, 1]],
+    [[0], [1], [2]],
+    [[0, 1], [2, 3]],
+    [[0, 2], [1, 3]],
+    [[0, 1, 2, 3], [4, 5, 6, 7]],
+    [[0, 1, 2], [3, 4]],
+    [[3], [0, 1, 2, 4], [5, 6]],
+    [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
+]
+
+
+@pytest.mark.parametrize("kind", list(LEVELS))
+def test_two_levels_are_proved_against_the_flat_operation(kind: Kind) -> None:
+    """Any two strategies compose to the right operation, also on nodes of different size."""
+    names = [[SPELLINGS[name] for name in level] for level in LEVELS[kind]]
+    for local, between in itertools.product(*names):
         strategy = f"local={local},between={between}"
-        prove(build(strategy, Kind.ALL_REDUCE, ranks, nodes=nodes), Kind.ALL_REDUCE)
+        for nodes in NODES:
+            ranks = sum(map(len, nodes))
+            for root in range(ranks if kind in ROOTED else 1):
+                schedule = build(strategy, kind, ranks, root, nodes=nodes)
+                prove(schedule, kind, root)
+                assert all(schedule.steps)
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER])
+@pytest.mark.parametrize("local", ["ring", "bruck", "tree:2", "centralized"])
+def test_each_slot_goes_between_nodes_as_often_as_there_are_other_nodes(
+    kind: Kind, local: str
+) -> None:
+    """What a node has got or summed up once does not cross to it a second time."""
+    nodes = nodes_of("aaabbcccc")
+    of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
+    schedule = build(f"local={local},between=ring", kind, 9, nodes=nodes)
+    crossed = sum(
+        move.read.count for step in schedule.steps for move in step if of[move.src] != of[move.dst]
+    )
+    assert crossed == 9 * 2
 
 
 def test_every_local_rank_carries_its_share_between_nodes() -> None:
@@ -194,6 +271,33 @@ def test_scratch_is_rubbish_at_first() -> None:
     rubbish = Move(0, 1, Span(1), Span(1), Act.COPY, "out")
     error = refusal(schedule_of(2, (rubbish,), scratch=1), Kind.ALL_REDUCE)
     assert (error.rank, error.slot) == (0, 1)
+
+
+def test_a_local_move_sees_the_state_before_its_step() -> None:
+    """A rank may fold between its own slots; in the same step others still get what was there."""
+    local = Move(1, 1, Span(1), Span(0), Act.FOLD, "own")
+    steps = [
+        (Move(0, 1, Span(0), Span(1), Act.COPY, "out"),),
+        (local, Move(1, 0, Span(0), Span(0), Act.FOLD, "in")),
+    ]
+    prove(schedule_of(2, *steps, scratch=1), Kind.ALL_REDUCE)
+    error = refusal(schedule_of(2, *steps, (local,), scratch=1), Kind.ALL_REDUCE)
+    assert error.reason == "the input from slot 0 of rank 0 would be counted twice"
+
+
+def test_what_may_differ_in_size_does_not_share_a_place() -> None:
+    """Two chunks that take turns in one scratch slot are refused: one may be an element longer."""
+    out = [Move(0, 1, Span(slot), Span(2), Act.COPY, "out") for slot in range(2)]
+    back = [Move(1, 1, Span(2), Span(slot), Act.COPY, "in") for slot in range(2)]
+    confirm = (token(1, 0, "confirm"),)
+    twice = schedule_of(
+        2, *((move,) for pair in zip(out, back, strict=True) for move in pair), confirm,
+        chunks=2, scratch=1,
+    )  # fmt: skip
+    assert twice.scratch_like(1) == (0,) and twice.scratch_like(0) == (None,)
+    error = refusal(twice, Kind.BROADCAST)
+    assert error.reason.startswith("it need not be as large as slot 1 of rank 0")
+    assert (error.step, error.rank, error.slot) == (2, 1, 2)
 
 
 def test_memory_that_a_rank_lacks_is_not_used() -> None:

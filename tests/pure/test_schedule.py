@@ -11,6 +11,7 @@ from collective.schedule import (
     Span,
     beside,
     embed,
+    mirrored,
     then,
     token,
 )
@@ -89,6 +90,8 @@ def test_program_holds_the_moves_of_one_rank_in_order() -> None:
     schedule = Schedule("test", 3, 1, 0, ((first,), (second,), (third,)))
     assert schedule.program(0) == ((0, first), (2, third))
     assert schedule.program(1) == ((0, first), (1, second))
+    local = copy(1, 1, Span(0), Span(1))
+    assert Schedule("test", 2, 1, 1, ((local,),)).program(1) == ((0, local),)
 
 
 def test_embed_renames_ranks_and_widens_slots() -> None:
@@ -100,6 +103,20 @@ def test_embed_renames_ranks_and_widens_slots() -> None:
     assert (whole.ranks, whole.chunks, whole.scratch) == (6, 6, 1)
     with pytest.raises(ValueError, match="no slot 6"):
         embed(part, [5, 3], slots, ranks=6, chunks=6)
+
+
+def test_embed_tears_a_slot_over_any_places() -> None:
+    """One slot of a part may become slots of the whole that do not stand side by side."""
+    part = Schedule("part", 2, 1, 0, ((copy(0, 1, Span(0)),),))
+    whole = embed(part, [0, 1], [(1, 2, 5)], ranks=2, chunks=6)
+    assert whole.steps == ((copy(0, 1, Span(1, 2)), copy(0, 1, Span(5))),)
+
+
+def test_mirrored_folds_what_was_copied_the_way_back() -> None:
+    """Steps run backwards; what would fold into one place at once takes turns."""
+    down = Schedule("down", 3, 1, 0, ((copy(0, 1, Span(0)), copy(0, 2, Span(0))),))
+    up = [Move(rank, 0, Span(0), Span(0), Act.FOLD, "reduce") for rank in (1, 2)]
+    assert mirrored(down).steps == ((up[0],), (up[1],))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,18 @@ def test_what_does_not_exist_yet_lists_what_does() -> None:
         ("ring", Kind.ALL_REDUCE, {"ranks": 2, "root": 2}, "on 2 ranks with root 2"),
         ("auto", Kind.ALL_REDUCE, {"ranks": 2}, "choose"),
         ("local=ring,between=ring", Kind.ALL_REDUCE, {"ranks": 2}, "use a flat strategy"),
-        ("local=ring,between=ring", Kind.BROADCAST, {"ranks": 2}, "all_reduce only"),
+        (
+            "local=ring,between=ring",
+            Kind.BROADCAST,
+            {"ranks": 2, "nodes": [[0, 1]]},
+            "no local level by ring for broadcast; there is centralized, tree:2, double_tree",
+        ),
+        (
+            "local=ring,between=ring",
+            Kind.GATHER,
+            {"ranks": 2, "nodes": [[0, 1]]},
+            "no two levels for gather, only for all_reduce",
+        ),
         (
             "local=ring,between=ring",
             Kind.ALL_REDUCE,
@@ -118,10 +129,10 @@ def test_what_does_not_exist_yet_lists_what_does() -> None:
             "at least one rank",
         ),
         (
-            "local=bruck,between=ring",
+            "local=scatter_allgather,between=ring",
             Kind.ALL_REDUCE,
             {"ranks": 2, "nodes": [[0, 1]]},
-            "no local level by bruck",
+            "no local level by scatter_allgather",
         ),
     ],
 )
@@ -175,6 +186,8 @@ def test_a_group_has_one_setting_for_all_operations() -> None:
     two = parse("local=ring,between=tree:2")
     assert resolve(two, Kind.ALL_REDUCE, 4, 8) == two
     assert str(resolve(two, Kind.BROADCAST, 4, 8)) == "centralized"
+    two = parse("local=tree:2,between=tree:2")
+    assert resolve(two, Kind.BROADCAST, 4, 8) == two
 
 
 def test_schedules_need_neither_torch_nor_numpy() -> None:
