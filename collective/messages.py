@@ -511,6 +511,8 @@ def from_plain(cls: type, body: Any, where: str = "") -> Any:
 def _checked(hint: Any, value: Any, path: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
+        if type(value) in typing.get_args(hint):
+            return value  # 64 stays an integer where a float would do as well
         for option in typing.get_args(hint):
             try:
                 return _checked(option, value, path)
