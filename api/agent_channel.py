@@ -40,9 +40,10 @@ _POLICY_VIOLATION = 1008
 async def agent(websocket: WebSocket) -> None:
     """One connection of one agent, from handshake to end."""
     control: Control = websocket.app.state.control
-    node = await _admit(control, websocket)
-    if node is None:
+    admitted = await _admit(control, websocket)
+    if admitted is None:
         return
+    node, token_id = admitted
     await websocket.accept(AGENT_PROTOCOL)
     connection: Connection | None = None
     sender: asyncio.Task[None] | None = None
@@ -51,7 +52,7 @@ async def agent(websocket: WebSocket) -> None:
             hello = await _receive(websocket)
         if not isinstance(hello, AgentHello):
             raise BadMessage(f"the first message must be agent_hello, not {hello.TYPE}")
-        attached = control.cluster.attach(node, hello)
+        attached = control.cluster.attach(node, hello, token_id)
         if isinstance(attached, str):
             log.warning("agent of node %s is fenced off: %s", node.name, attached)
             await websocket.send_text(encode(Fenced(reason=attached)))
@@ -80,14 +81,14 @@ async def agent(websocket: WebSocket) -> None:
             await asyncio.gather(sender, return_exceptions=True)
 
 
-async def _admit(control: Control, websocket: WebSocket) -> NodeState | None:
-    """The node that opens the channel; None after a refusal."""
+async def _admit(control: Control, websocket: WebSocket) -> tuple[NodeState, str] | None:
+    """The node that opens the channel and its credential's id; None after a refusal."""
     scheme, _, secret = websocket.headers.get("authorization", "").partition(" ")
     principal = None
     if scheme.lower() == "bearer":
         principal = await control.tokens.authenticate(secret.strip(), ("node",))
     node = control.cluster.by_id.get(principal.node_id or "") if principal else None
-    if node is None:
+    if node is None or principal is None:
         problem = Problem(
             401,
             "not-authenticated",
@@ -106,7 +107,7 @@ async def _admit(control: Control, websocket: WebSocket) -> NodeState | None:
         )
         await websocket.send_denial_response(problem.response())
         return None
-    return node
+    return node, principal.id
 
 
 async def _receive(websocket: WebSocket) -> Message:

@@ -147,10 +147,17 @@ class AttemptState:
         )
 
     def real_cause_known(self) -> bool:
-        """Whether anything but consequences is known."""
+        """Whether anything but consequences is known, and its rank has ended by itself.
+
+        A rank that has told its exception is about to exit: ended now, it would show a signal
+        in the place of its own exit code.
+        """
         if self.finding is not None or self.problems or any(p.state == "lost" for p in self.parts):
             return True
-        if any(not is_consequence(failure) for failure in self.failures):
+        if any(
+            not is_consequence(failure) and self.ranks[failure.rank].ended
+            for failure in self.failures
+        ):
             return True
         secondary = {failure.rank for failure in self.failures}
         return any(not end.well and end.rank not in secondary for end in self.ends())

@@ -38,8 +38,10 @@ _SUPERSEDED = 32
 class Connection:
     """The open channel of one agent: messages to send, and whether it was replaced."""
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, token_id: str) -> None:
         self.incarnation = incarnation
+        #: the credential with which it was opened
+        self.token_id = token_id
         #: messages as text; None closes
         self.outgoing: asyncio.Queue[str | None] = asyncio.Queue()
         #: set when the connection must end for good
@@ -254,7 +256,7 @@ class Cluster:
         node.heard = time.monotonic()
         node.last_seen_at = time.time()
 
-    def attach(self, node: NodeState, hello: AgentHello) -> Connection | str:
+    def attach(self, node: NodeState, hello: AgentHello, token_id: str) -> Connection | str:
         """Take in a hello; the new connection, or why the agent is refused for good."""
         if hello.agent_id != node.agent_id:
             return f"this credential belongs to another agent than {hello.agent_id}"
@@ -269,7 +271,7 @@ class Cluster:
         if node.incarnation is not None and node.incarnation != hello.incarnation:
             node.superseded = [*node.superseded, node.incarnation][-_SUPERSEDED:]
         node.incarnation = hello.incarnation
-        node.connection = Connection(hello.incarnation)
+        node.connection = Connection(hello.incarnation, token_id)
         node.online, node.leaving = True, False
         self.heard(node)
         node.skews.clear()
@@ -307,6 +309,12 @@ class Cluster:
         """A node's agent is ending: no more jobs for it."""
         node.leaving = True
         self.touch(node)
+
+    def end_credential(self, token_id: str) -> None:
+        """Close the channel of an agent whose credential is dead."""
+        for node in self.by_id.values():
+            if node.connection is not None and node.connection.token_id == token_id:
+                node.connection.fence("this node's credential was revoked")
 
     def hold(self, name: str, devices: list[int], job: str) -> None:
         """Give devices of a node to a job."""

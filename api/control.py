@@ -34,7 +34,7 @@ class Control:
         self.orchestrator = Orchestrator(settings, self.storage, self.cluster, self.hub)
         self.ingest = Ingest(settings, self.storage, self.files, self._stored)
         self.rendezvous = Rendezvous(self.storage, settings.rendezvous_timeout)
-        self.tokens.on_revoked.append(self.hub.end_principal)
+        self.tokens.on_revoked += [self.hub.end_principal, self.cluster.end_credential]
         self.orchestrator.on_turn = lambda job: self._wake_followers(job.id, job.attempt)
         #: by attempt (or job, before it has one), rank and stream: set at the next news
         self.log_news: dict[tuple[str, int, str], asyncio.Event] = {}

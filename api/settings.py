@@ -49,7 +49,9 @@ class Settings(BaseSettings):
         default=180.0, gt=0, description="from a job's placement until all its ranks run"
     )
     settle: float = Field(
-        default=1.0, ge=0, description="waited for the real cause when only consequences are known"
+        default=3.0,
+        ge=0,
+        description="waited for ranks to end by themselves when one told of a failure",
     )
     grace: float = Field(
         default=15.0, ge=0, description="between SIGTERM and SIGKILL, unless a job says"

@@ -22,7 +22,7 @@ from typing import IO
 import uvicorn
 from alembic.util import CommandError
 from fastapi import FastAPI
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -37,6 +37,9 @@ from collective.messages import MAX_MESSAGE
 
 #: a join token with less left than this, in seconds, is replaced at start
 _JOIN_LEFT = 3600.0
+
+#: sessions and codes that have been over for so long, in seconds, are deleted at start
+_FORGET = 30 * 86_400.0
 
 
 class CannotServe(Exception):
@@ -137,6 +140,8 @@ def _prepare(settings: Settings, listener: socket.socket) -> FirstWords:
 def _first_words(session: Session, settings: Settings, listener: socket.socket) -> FirstWords:
     folder = settings.data_dir.resolve()
     first = session.scalar(select(Token.id).limit(1)) is None
+    short_lived = Token.kind.in_(("session", "code"))
+    session.execute(delete(Token).where(short_lived, Token.expires_at < time.time() - _FORGET))
     for role in ("operator", "admin"):
         path = folder / f"{role}.token"
         if not path.exists():

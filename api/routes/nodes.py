@@ -100,9 +100,10 @@ async def remove(control: ControlDep, _who: Operator, name: str, force: bool = F
         session.get_one(models.Node, node.id).removed_at = time.time()
         return revoke_of_node(session, node.id)
 
-    control.tokens.forget(await control.storage.write(work))
+    revoked = await control.storage.write(work)
     await control.orchestrator.remove_node(node)
     control.cluster.drop(node)
+    control.tokens.forget(revoked)
     return Response(status_code=204)
 
 
@@ -154,13 +155,13 @@ async def join(request: Request, control: ControlDep, body: JoinRequest) -> Any:
         return row, Tokens.make(session, "node", "node", body.name, ttl, row.id), revoked
 
     row, issued, revoked = await control.storage.write(work)
-    control.tokens.forget(revoked)
     node = control.cluster.by_id.get(row.id)
     if node is None:
         node = NodeState(row.id, row.agent_id, row.name, row.hostname, row.joined_at)
         control.cluster.by_id[row.id] = node
     elif node.connection is not None:
         node.connection.fence("this agent has joined again")
+    control.tokens.forget(revoked)
     node.name, node.hostname = row.name, row.hostname
     control.cluster.touch(node)
     return JoinAnswer(node_id=row.id, name=row.name, credential=issued.secret)

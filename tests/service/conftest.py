@@ -20,6 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     plane = ControlPlane(tmp_path_factory.mktemp("shared") / "data").start()
     yield plane
     assert plane.stop() == 0, plane.log()
+    plane.close()
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
 
     yield make
     for plane in made:
-        plane.stop()
+        plane.close()
 
 
 @pytest.fixture

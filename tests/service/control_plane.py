@@ -86,9 +86,7 @@ class ControlPlane:
         self.process.wait(10)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 15.0) -> int:
-        """End it by a signal, and all clients that were made for it; its exit code."""
-        for client in self._clients:
-            client.close()
+        """End it by a signal; its exit code."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -100,6 +98,12 @@ class ControlPlane:
                 self.process.wait(10)
                 raise AssertionError(f"the control plane did not end:\n{self.log()}") from None
         return self.process.returncode
+
+    def close(self) -> None:
+        """End it, and close all clients that were made for it."""
+        self.stop()
+        for client in self._clients:
+            client.close()
 
     def token(self, name: str = "operator") -> str:
         """The secret in one of the data folder's token files."""

@@ -65,6 +65,8 @@ class ScriptedAgent:
         ]
         self.socket: ClientConnection | None = None
         self._stack = contextlib.ExitStack()
+        #: seconds by which this node's clock is ahead
+        self.clock = 0.0
         self.number = 0
         self.acknowledged = 0
         #: spool entries that are not acknowledged yet
@@ -139,7 +141,7 @@ class ScriptedAgent:
 
     def beat(self) -> None:
         """Send a heartbeat."""
-        self.send(Heartbeat(at=time.time()))
+        self.send(Heartbeat(at=time.time() + self.clock))
 
     def receive(self, timeout: float = 10.0) -> Message:
         """The next message; heartbeats go on while it waits."""
@@ -207,10 +209,10 @@ class ScriptedAgent:
                 )
         return message
 
-    def put(self, at: float | None = None, **part: Any) -> Spooled:
+    def put(self, **part: Any) -> Spooled:
         """Spool an entry, and send it where there is a connection."""
         self.number += 1
-        entry = Spooled(number=self.number, at=time.time() if at is None else at, **part)
+        entry = Spooled(number=self.number, at=time.time() + self.clock, **part)
         self.spool.append(entry)
         if self.socket is not None:
             self.send(entry)

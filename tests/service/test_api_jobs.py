@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from waiting import eventually
 from collective.messages import Problem
 
 pytestmark = pytest.mark.timeout(60)
+MakeAgent = Callable[..., ScriptedAgent]
 Pair = tuple[ScriptedAgent, ScriptedAgent]
 
 
@@ -137,6 +139,28 @@ def test_the_real_exception_is_the_cause(api: Api, pair: Pair) -> None:
     assert {entry["rank"] for entry in failed["consequences"]} == {0, 1, 3}
     ranks = api.ranks(job["id"])
     assert ranks[1]["signal"] == 15 and ranks[2]["exit_code"] == 1
+
+
+def test_clocks_that_differ_change_no_verdict(api: Api, make_agent: MakeAgent) -> None:
+    """What a node says happened is put on one clock, so that an hour's difference is none."""
+    ahead = make_agent(api.server, "w1", connected=False)
+    behind = make_agent(api.server, "w2", connected=False)
+    ahead.clock, behind.clock = 3600.0, -3600.0
+    for agent in (ahead, behind):
+        agent.connect()
+    job, attempt = run(api, (ahead, behind))
+    ahead.fail(attempt, 0, "ValueError", "bad sample 17")
+    ahead.exit(attempt, 0, 1)
+    for agent in (ahead, behind):
+        agent.end()
+    # Told to end, a rank fails in its own way: that is no cause, whatever its clock says.
+    behind.fail(attempt, 2, "RuntimeError", "worker was terminated")
+    behind.exit(attempt, 2, 1)
+    for agent in (ahead, behind):
+        agent.over(attempt)
+    cause = api.until(job["id"], "failed")["cause"]
+    assert (cause["rank"], cause["kind"]) == (0, "ValueError")
+    assert abs(cause["at"] - time.time()) < 60
 
 
 @pytest.mark.parametrize(

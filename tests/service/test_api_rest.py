@@ -325,6 +325,18 @@ def test_a_removed_node_is_out(api: Api, make_agent: MakeAgent) -> None:
     assert replacement.connect().name == "w1"
 
 
+def test_a_revoked_credential_closes_the_channel(api: Api, make_agent: MakeAgent) -> None:
+    """Revoking a node's credential ends its connection at once."""
+    agent = make_agent(api.server, "w1")
+    with api.server.client("admin") as admin:
+        tokens = admin.get("/tokens").json()["items"]
+        mine = next(t for t in tokens if t["kind"] == "node" and not t["revoked_at"])
+        assert admin.delete(f"/tokens/{mine['id']}").status_code == 204
+    assert "revoked" in agent.expect(Fenced).reason
+    with pytest.raises(InvalidStatus, match="401"):
+        agent.open()
+
+
 def test_a_bad_message_closes_the_channel(api: Api, make_agent: MakeAgent) -> None:
     """What is no message of the protocol is answered with a close that says why."""
     agent = make_agent(api.server, "w1")

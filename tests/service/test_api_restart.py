@@ -55,7 +55,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all tests of this module kill and start again."""
     plane = ControlPlane(tmp_path_factory.mktemp("restart") / "data").start()
     yield plane
-    plane.stop()
+    plane.close()
 
 
 @pytest.fixture
