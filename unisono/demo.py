@@ -187,7 +187,15 @@ class _Demo:
         self, warden: _WardenClient, name: str, folder: Path, url: str, token_file: Path
     ) -> None:
         options = ["--token-file", str(token_file), "--name", name, "--cpu-slots", str(SLOTS)]
-        options += ["--advertise", "127.0.0.1", "--bind", "127.0.0.1", "--data-port", "0"]
+        options += [
+            "--no-gpus",
+            "--advertise",
+            "127.0.0.1",
+            "--bind",
+            "127.0.0.1",
+            "--data-port",
+            "0",
+        ]
         options += ["--state-dir", str(folder / name)]
         warden.launch(name, "worker.cli", ["join", url, *options])
 

@@ -60,6 +60,7 @@ class Options:
     token: str | None
     state_dir: Path
     cpu_slots: int = 0
+    gpus: bool = True
     advertise: Sequence[str] = ()
     bind: str | None = None
     data_port: int = 8701
@@ -85,7 +86,7 @@ class Agent:
         self._credential: Credential | None = None
         self._joined: Callable[[str], None] | None = None
         self.state = StateFolder(options.state_dir)
-        self.providers = discover(options.cpu_slots, self._is_ours)
+        self.providers = discover(options.cpu_slots, self._is_ours, gpus=options.gpus)
         self.devices = list_devices(self.providers)
         listener = listen(options.bind, options.data_port)
         self._end_leftovers()

@@ -53,6 +53,9 @@ def join(
     cpu_slots: Annotated[
         int, typer.Option(min=0, max=1024, help="Places for ranks that use no GPU.")
     ] = 0,
+    gpus: Annotated[
+        bool, typer.Option("--gpus/--no-gpus", help="Whether to offer the machine's GPUs.")
+    ] = True,
     advertise: Annotated[
         list[str] | None,
         typer.Option(help="Address that other nodes dial; may be repeated, the best first."),
@@ -84,6 +87,7 @@ def join(
         token=_token(token_file),
         state_dir=state_dir or default_folder(control.host, control.port, node),
         cpu_slots=cpu_slots,
+        gpus=gpus,
         advertise=[_address("--advertise", entry) for entry in advertise or []],
         bind=_address("--bind", bind) if bind else None,
         data_port=data_port,

@@ -90,16 +90,18 @@ class FakeDevices:
         return [from_plain(Device, entry) for entry in json.loads(text)]
 
 
-def discover(cpu_slots: int, ours: Callable[[int], bool]) -> list[DeviceProvider]:
-    """The providers of this machine.
+def discover(
+    cpu_slots: int, ours: Callable[[int], bool], *, gpus: bool = True
+) -> list[DeviceProvider]:
+    """The providers of this machine; without `gpus` its GPUs are left alone.
 
     Raises:
         LocalProblem: there is nothing to offer.
     """
     providers: list[DeviceProvider] = []
-    if FAKE_VARIABLE in os.environ:
+    if gpus and FAKE_VARIABLE in os.environ:
         providers.append(FakeDevices(os.environ[FAKE_VARIABLE]))
-    elif (nvml := _nvml()) is not None:
+    elif gpus and (nvml := _nvml()) is not None:
         providers.append(NvidiaGpus(nvml, ours))
     if cpu_slots:
         providers.append(CpuSlots(cpu_slots))

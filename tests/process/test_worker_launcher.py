@@ -311,6 +311,8 @@ def test_ranks_see_the_jobs_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert devices[1].busy == "python (pid 1)" and devices[3].kind == "cpu"
     assert visible_devices(devices, [1, 0]) == "GPU-bb,GPU-aa"
     assert visible_devices(devices, [2, 3]) == ""
+    without = list_devices(discover(2, lambda pid: False, gpus=False))
+    assert [device.kind for device in without] == ["cpu", "cpu"]
 
 
 def test_a_machine_with_nothing_to_offer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
