@@ -196,6 +196,17 @@ class Communicator:
             return "the group"
         return f"{operation.descriptor.operation} (operation {operation.sequence})"
 
+    def give_up(self, reason: BaseException) -> None:
+        """This rank's program ends with an exception: the others are told which."""
+        self.fail(
+            OperationAborted(
+                f"{self.label(self.rank)} ended after operation {self.completed} with "
+                f"{type(reason).__name__}: {reason}",
+                rank=self.rank,
+                node=self.nodes[self.rank],
+            )
+        )
+
     def interrupt(self, error: BaseException) -> None:
         """The thread that drives was interrupted in an operation: nobody can go on."""
         self.fail(self._wrapped(error))

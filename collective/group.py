@@ -50,6 +50,8 @@ observers: list[Callable[[Work], object]] = []
 
 #: seconds
 DEFAULT_TIMEOUT = 300.0
+#: a rank that ends with an exception waits so long for its peers to read why
+_LAST_WORDS = 0.2
 _STALL = float(os.environ.get("UNISONO_STALL_SECONDS", "1"))
 _CALL_SITES = os.environ.get("UNISONO_CHECK_CALL_SITES", "") not in ("", "0")
 
@@ -156,7 +158,11 @@ class Group:
         return communicator
 
     def close(self) -> None:
-        """Leave the group in order: peers learn after which operation; harmless when repeated."""
+        """Leave the group in order: peers learn after which operation; harmless when repeated.
+
+        Where an exception is on its way out of the program, or of the block that closes the
+        group, the peers learn of that instead: it is why they cannot go on.
+        """
         if self._closed or self._pid != os.getpid():
             return
         for child in list(self._children):
@@ -164,8 +170,13 @@ class Group:
         self._closed = True
         _open_groups.discard(self)
         communicator = self._communicator
+        linger = self._wiring.linger
         if communicator is not None:
-            if communicator.busy:
+            reason = _on_its_way_out()
+            if reason is not None and communicator.error is None:
+                linger = min(linger, _LAST_WORDS)
+                self._wiring.engine.call(lambda: communicator.give_up(reason))
+            elif communicator.busy:
                 self._wiring.engine.call(
                     lambda: communicator.fail(
                         GroupClosed(f"rank {self.rank} closed group {self.name} during operations")
@@ -173,7 +184,7 @@ class Group:
                 )
             links = self._wiring.engine.remove(communicator)
             self._wiring.forget(self.name)
-            part(communicator, links, self._wiring.linger)
+            part(communicator, links, linger)
         if self._parent is None:
             self._wiring.close()
         else:
@@ -832,6 +843,12 @@ def _result(tensors: Tensors | None) -> torch.Tensor | list[torch.Tensor] | None
 def _observe(work: Work) -> None:
     for observer in observers:
         observer(work)
+
+
+def _on_its_way_out() -> BaseException | None:
+    """The exception that ends this program or block, if one does; a chosen exit is none."""
+    error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
 
 
 @atexit.register
