@@ -322,8 +322,24 @@ class StepClock:
                 rest.append((max(start, until), region))
         self._marks = rest
         exposed = union([*self._blocked, *(tail.interval(until) for tail in self._tails)])
-        under_way = union((timing.issued, timing.done or until) for timing in self._timings)
-        waiting = intersection(union(_waiting(timing) for timing in self._timings), exposed)
+        busy: list[Interval] = []
+        waits: list[Interval] = []
+        sent: list[tuple[float, int]] = []
+        open_timings: list[Timing] = []
+        for timing in self._timings:
+            done = timing.done
+            if done is None or done > until:
+                open_timings.append(timing)
+                busy.append((timing.issued, until if done is None else done))
+            else:
+                busy.append((timing.issued, done))
+                sent.append((done, timing.sent))
+            waited = timing.waited
+            if waited > 0 and timing.started is not None:
+                waits.append((timing.started, timing.started + waited))
+        self._timings = open_timings
+        under_way = union(busy)
+        waiting = intersection(union(waits), exposed)
         for region, interval in segments:
             row = self._row(region)
             inside = [interval]
@@ -341,12 +357,8 @@ class StepClock:
             else:
                 row.compute += total - still
         if segments:
-            for timing in self._timings:
-                if timing.done is not None and timing.done <= until:
-                    self._row(_at(segments, timing.done)).sent += timing.sent
-        self._timings = [
-            timing for timing in self._timings if timing.done is None or timing.done > until
-        ]
+            for done, count in sent:
+                self._row(_at(segments, done)).sent += count
         self._blocked = [interval for interval in self._blocked if interval[1] > until]
         self._tails = [
             tail
@@ -363,12 +375,6 @@ class StepClock:
         if row is None:
             row = self._sums[name] = Row(0, name, 0.0)
         return row
-
-
-def _waiting(timing: Timing) -> Interval:
-    if timing.started is None or timing.waited <= 0:
-        return 0.0, 0.0
-    return timing.started, timing.started + timing.waited
 
 
 def _at(segments: list[tuple[str, Interval]], moment: float) -> str:
