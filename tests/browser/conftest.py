@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from agents import Agent
+from cluster import Agent
 from control_plane import Api, ControlPlane
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
@@ -42,12 +42,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def nodes(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
     """Two nodes of two CPU slots each, real agents."""
     folder = tmp_path_factory.mktemp("nodes")
-    agents = [Agent(plane, folder / name, name) for name in ("w1", "w2")]
+    agents = [Agent(plane, folder, name) for name in ("w1", "w2")]
     try:
         yield [agent.start() for agent in agents]
+        assert [agent.stop() for agent in agents] == [0, 0]
     finally:
         for agent in agents:
-            agent.stop()
+            agent.clean_up()
 
 
 @pytest.fixture

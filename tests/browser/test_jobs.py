@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from agents import Agent
+from cluster import Agent
 from conftest import Gate, Tabs
 from control_plane import Api
 from playwright.sync_api import Page, expect

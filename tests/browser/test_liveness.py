@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agents import Agent
+from cluster import Agent, Cluster
 from conftest import Gate, Tabs
 from control_plane import Api, ControlPlane
 from playwright.sync_api import Browser, Page, expect
@@ -44,25 +44,16 @@ def test_a_hidden_tab_lets_go_of_its_stream(tabs: Tabs, api: Api, gate: Gate) ->
 
 
 @pytest.fixture
-def node_timeout() -> float:
-    """Seconds of silence until the own node is lost; short, for the test that waits for that."""
-    return 2.0
-
-
-@pytest.fixture
-def own(tmp_path: Path, chromium: Browser, node_timeout: float) -> Iterator[tuple[Tabs, Agent]]:
+def own(tmp_path: Path, chromium: Browser) -> Iterator[tuple[Tabs, Agent]]:
     """A control plane and a node of a test's own, to be killed."""
-    plane = ControlPlane(tmp_path / "data", node_timeout=node_timeout).start()
-    agent = Agent(plane, tmp_path / "w9", "w9")
-    tabs = Tabs(chromium, plane)
+    cluster = Cluster(tmp_path, "w9")
+    tabs = Tabs(chromium, cluster.server)
     try:
-        agent.start()
-        yield tabs, agent
+        yield tabs, cluster.agents["w9"]
     finally:
         for context in tabs.contexts:
             context.close()
-        agent.stop()
-        plane.stop()
+        cluster.close()
     for watch in tabs.watches:
         watch.check()
 
@@ -90,7 +81,6 @@ def test_a_lost_node(own: tuple[Tabs, Agent], gate: Gate) -> None:
     expect(page.locator(".note.lost")).to_contain_text("worker join")
 
 
-@pytest.mark.parametrize("node_timeout", [30.0])
 def test_a_control_plane_that_restarts(own: tuple[Tabs, Agent], gate: Gate) -> None:
     """While the server is away the page says how old its data is, and then goes on by itself."""
     tabs, _ = own
