@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from api.models import Token
-from api.storage import Storage, StorageFull
+from api.storage import Storage, StorageUnavailable
 
 #: what a role may do, besides what lower roles may
 ORDER = {"viewer": 1, "operator": 2, "admin": 3}
@@ -132,8 +132,8 @@ class Tokens:
                     update(Token).where(Token.id == token_id).values(last_used_at=now)
                 )
             )
-        except StorageFull:
-            # Reading must go on while the disk is full; the time of use is not worth an error.
+        except StorageUnavailable:
+            # Readers need no write, and the time of use is not worth an error.
             del self._used[token_id]
 
     async def redeem(self, secret: str, session_ttl: float) -> Issued | None:

@@ -18,7 +18,7 @@ from api.events import Channel, Hub
 from api.models import Node
 from api.placement import Offer
 from api.settings import Settings
-from api.storage import Storage
+from api.storage import Storage, StorageUnavailable
 from collective.messages import (
     AgentHello,
     AttemptStatus,
@@ -296,7 +296,11 @@ class Cluster:
             row.facts, row.hostname = facts, hostname
             row.incarnation, row.last_seen_at = incarnation, seen
 
-        await self._storage.write(work)
+        try:
+            await self._storage.write(work)
+        except StorageUnavailable as error:
+            # The agent must get in all the same: its next hello is stored.
+            log.error("what node %s said of itself is not stored: %s", node.name, error)
 
     def detach(self, node: NodeState, connection: Connection) -> None:
         """A connection ended."""

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
-from api.storage import StorageFull
+from api.storage import StorageFull, StorageUnavailable
 
 log = logging.getLogger("unisono.api")
 
@@ -69,6 +69,12 @@ def install(app: FastAPI) -> None:
     async def _full(_request: Request, error: StorageFull) -> JSONResponse:
         return Problem(
             507, "storage-full", f"{error}: nothing was stored; free some space and try again"
+        ).response()
+
+    @app.exception_handler(StorageUnavailable)
+    async def _unavailable(_request: Request, error: StorageUnavailable) -> JSONResponse:
+        return Problem(
+            503, "storage-unavailable", f"the database does not answer ({error}): try again later"
         ).response()
 
     @app.exception_handler(DataError)

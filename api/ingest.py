@@ -18,15 +18,15 @@ from api.logs import LogFiles, cut_mark
 from api.progress import plain
 from api.settings import Settings
 from api.steps import Columns, UnevenColumns, columns_of, pack
-from api.storage import Storage, StorageFull
+from api.storage import Storage, StorageUnavailable
 from collective.messages import Ack, LogChunk, RankState, Spooled
 
 log = logging.getLogger("unisono.ingest")
 
 #: most entries of one transaction, so that acknowledgements keep flowing
 _BATCH = 2048
-#: seconds between tries while the disk is full
-_FULL_RETRY = 2.0
+#: seconds between tries while the database takes nothing
+RETRY = 2.0
 
 
 @dataclass
@@ -103,16 +103,16 @@ class Ingest:
                 self._finish(batch)
 
     async def _store(self, batch: list[Arrived]) -> None:
-        full = False
+        told = False
         while True:
             try:
                 await self._storage.write(lambda s: self._write(s, batch))
                 return
-            except StorageFull:
-                if not full:
-                    log.error("the disk is full: nothing of the agents' is stored until it is not")
-                full = True
-                await asyncio.sleep(_FULL_RETRY)
+            except StorageUnavailable as error:
+                if not told:
+                    log.error("what agents send waits until it can be stored: %s", error)
+                told = True
+                await asyncio.sleep(RETRY)
             except Exception:
                 # One entry that the database refuses must not hold up all others for ever.
                 log.exception("a batch of %d spool entries was refused", len(batch))
@@ -120,7 +120,7 @@ class Ingest:
         for arrived in batch:
             try:
                 await self._storage.write(functools.partial(self._write, batch=[arrived]))
-            except StorageFull:
+            except StorageUnavailable:
                 await self._store([arrived])
             except Exception:
                 log.exception(

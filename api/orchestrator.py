@@ -8,47 +8,28 @@ anybody learns of it: what an agent was told can always be found in the database
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from api import models
-from api.attempt import AGENT_STOPPED, AttemptState, Part, RankInfo, members_of, version_conflict
+from api.attempt import AGENT_STOPPED, AttemptState, Part, version_conflict
 from api.causes import RankFailed
 from api.cluster import Cluster, Connection, NodeState, status_of
 from api.events import Hub
+from api.inbox import Inbox
 from api.ingest import Arrived
-from api.jobs import JobState, store
+from api.jobs import JobState
+from api.keeper import RETRY, Keeper
 from api.live import LiveJob
+from api.orders import end_message, launch_message, new_attempt, prepare_message, store_attempt
 from api.placement import Placement, place
 from api.progress import Progress
 from api.settings import Settings
-from api.storage import Storage, StorageFull
-from collective.addresses import reachable_hosts
-from collective.messages import (
-    AgentHello,
-    End,
-    Host,
-    JobSpec,
-    Launch,
-    Plan,
-    Prepare,
-    Prepared,
-    Welcome,
-    encode,
-)
-
-log = logging.getLogger("unisono.jobs")
-T = TypeVar("T")
-Handler = Callable[[], Awaitable[None]]
-
-#: seconds between tries to store a decision while the disk is full
-_FULL_RETRY = 2.0
+from api.storage import Storage, StorageUnavailable
+from collective.messages import AgentHello, End, Prepare, Prepared, Welcome, encode
 
 
 class Orchestrator:
@@ -61,73 +42,34 @@ class Orchestrator:
         self._hub = hub
         self.jobs: dict[str, JobState] = {}
         self.attempts: dict[str, AttemptState] = {}
-        #: jobs that are over, but whose end could not be stored yet
-        self._ended: dict[str, JobState] = {}
-        self._inbox: asyncio.Queue[Handler] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._inbox = Inbox()
+        self._keeper = Keeper(storage, self._inbox)
         self._scheduling = False
-        #: decisions that could not be stored yet, the last one of each job, attempt and part
-        self._unsaved: dict[str, Callable[[Session], None]] = {}
-        self._retry: asyncio.TimerHandle | None = None
         #: called with a job that has just got its attempt, or is over
         self.on_turn: Callable[[JobState], None] = lambda job: None
-        cluster.on_offline = lambda node: self.post(lambda: self._node_offline(node))
+        cluster.on_offline = lambda node: self._inbox.post(lambda: self._node_offline(node))
         cluster.on_capacity = self.schedule
 
-    # --- inbox --------------------------------------------------------------------------
+    # --- life ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to handle what happens."""
         for attempt in self.attempts.values():
             if self.jobs[attempt.job].state == "starting":
                 self._arm_start_timer(attempt)
-        self._task = asyncio.create_task(self._run(), name="orchestrator")
+        self._inbox.start()
         self.schedule()
 
     async def stop(self) -> None:
         """Stop; jobs go on, and are found again at the next start."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._inbox.stop()
+        self._keeper.stop()
         for attempt in self.attempts.values():
             attempt.cancel_timers()
-        if self._retry is not None:
-            self._retry.cancel()
-
-    def post(self, handler: Handler) -> None:
-        """Have something handled, after all that came before."""
-        self._inbox.put_nowait(handler)
-
-    async def ask(self, handler: Callable[[], Awaitable[T]]) -> T:
-        """Have something handled and wait for its result."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def run() -> None:
-            try:
-                result = await handler()
-            except Exception as error:
-                if not done.done():
-                    done.set_exception(error)
-                    return
-                raise
-            if not done.done():
-                done.set_result(result)
-
-        self.post(run)
-        return await done
-
-    async def _run(self) -> None:
-        while True:
-            handler = await self._inbox.get()
-            try:
-                await handler()
-            except Exception:
-                # The other jobs must go on whatever is wrong with this one.
-                log.exception("an event could not be handled")
 
     def find(self, job_id: str) -> JobState | None:
         """A job of which memory knows more than the database."""
-        return self.jobs.get(job_id) or self._ended.get(job_id)
+        return self.jobs.get(job_id) or self._keeper.ended.get(job_id)
 
     # --- requests -----------------------------------------------------------------------
 
@@ -145,7 +87,7 @@ class Orchestrator:
 
     async def cancel(self, job_id: str, who: str) -> dict[str, Any] | None:
         """Cancel a job; it as it is then, or None when it is over or unknown."""
-        return await self.ask(lambda: self._cancel(job_id, who))
+        return await self._inbox.ask(lambda: self._cancel(job_id, who))
 
     async def _cancel(self, job_id: str, who: str) -> dict[str, Any] | None:
         job = self.jobs.get(job_id)
@@ -167,7 +109,7 @@ class Orchestrator:
         """Look for room for queued jobs, soon; many calls make one look."""
         if not self._scheduling:
             self._scheduling = True
-            self.post(self._schedule)
+            self._inbox.post(self._schedule)
 
     async def _schedule(self) -> None:
         self._scheduling = False
@@ -197,125 +139,38 @@ class Orchestrator:
     async def _begin(self, job: JobState, placement: Placement) -> None:
         """Fix an attempt on the devices found, store it, and have the nodes prepare."""
         nodes = self._cluster.named()
-        members = members_of(placement.devices)
-        hosts = reachable_hosts(
-            [
-                Host(node=name, addresses=nodes[name].addresses, data_port=nodes[name].data_port)
-                for name in placement.devices
-            ]
-        )
-        attempt_id = f"a-{secrets.token_hex(6)}"
-        plan = Plan(
-            job=job.id,
-            attempt=attempt_id,
-            epoch=1,
-            secret=secrets.token_hex(16),
-            strategy=job.spec.get("strategy", "auto"),
-            engine=job.spec.get("engine", "unisono"),
-            members=members,
-            hosts=hosts,
-        )
-        devices = {
-            (name, device.index): asdict(device)
-            for name in placement.devices
-            for device in nodes[name].devices
-        }
-        ranks = {
-            member.rank: RankInfo(member, devices[member.node, member.device]) for member in members
-        }
-        parts = [Part(nodes[name].id, name) for name in placement.devices]
-        attempt = AttemptState(attempt_id, job.id, plan, parts, ranks)
+        attempt = new_attempt(job, placement, nodes)
         job.state, job.waiting_for = "starting", None
-        job.attempt, job.nodes, job.world_size = attempt_id, list(placement.devices), len(members)
+        job.attempt, job.nodes = attempt.id, list(placement.devices)
+        job.world_size = len(attempt.ranks)
         row = job.row()
-
-        def work(session: Session) -> None:
-            session.add(
-                models.Attempt(
-                    id=attempt_id,
-                    job_id=job.id,
-                    created_at=time.time(),
-                    phase="preparing",
-                    plan=asdict(plan),
-                )
-            )
-            session.flush()
-            for position, part in enumerate(parts):
-                session.add(
-                    models.AttemptNode(
-                        attempt_id=attempt_id,
-                        node_id=part.node_id,
-                        position=position,
-                        state="waiting",
-                        versions={},
-                    )
-                )
-            for rank, info in ranks.items():
-                session.add(
-                    models.Rank(
-                        attempt_id=attempt_id,
-                        rank=rank,
-                        node=info.member.node,
-                        local_rank=info.member.local_rank,
-                        device=info.device,
-                        state="waiting",
-                        report={},
-                    )
-                )
-            store(session, job.id, row)
-
         try:
-            await self._storage.write(work)
-        except StorageFull:
+            await self._storage.write(lambda session: store_attempt(session, attempt, row))
+        except StorageUnavailable as error:
             job.state, job.attempt, job.nodes, job.world_size = "queued", None, [], None
-            job.waiting_for = "space on the disk of the control plane"
+            job.waiting_for = f"the database: {error}"
             self._changed(job)
-            asyncio.get_running_loop().call_later(_FULL_RETRY, self.schedule)
+            asyncio.get_running_loop().call_later(RETRY, self.schedule)
             return
-        self.attempts[attempt_id] = attempt
-        job.live.progress = Progress(len(members))
+        self.attempts[attempt.id] = attempt
+        job.live.progress = Progress(len(attempt.ranks))
         for name, indexes in placement.devices.items():
             self._cluster.hold(name, indexes, job.id)
         self._changed(job)
-        for rank in ranks:
+        for rank in attempt.ranks:
             job.live.rank_changed(rank)
         self.on_turn(job)
         self._arm_start_timer(attempt)
-        for part in parts:
+        for part in attempt.parts:
             self._cluster.send(part.node_id, self._prepare(attempt, part))
 
     def _arm_start_timer(self, attempt: AttemptState) -> None:
-        attempt.start_timer = asyncio.get_running_loop().call_later(
-            self._settings.start_timeout, lambda: self.post(lambda: self._start_expired(attempt))
+        attempt.start_timer = self._inbox.later(
+            self._settings.start_timeout, lambda: self._start_expired(attempt)
         )
 
     def _prepare(self, attempt: AttemptState, part: Part) -> Prepare:
-        job = self.jobs[attempt.job]
-        spec = job.spec
-        return Prepare(
-            spec=JobSpec(
-                job=job.id,
-                attempt=attempt.id,
-                name=job.name,
-                command=spec.get("command"),
-                script=spec.get("script"),
-                args=spec.get("args", []),
-                bundle=spec.get("bundle"),
-                workdir=spec.get("workdir"),
-                python=spec.get("python"),
-                env_name=spec.get("env_name"),
-                environment=spec.get("set", {}),
-                engine=spec.get("engine", "unisono"),
-                replace_backend=spec.get("replace_backend", False),
-                grace=self._grace(job),
-                hosts_store=part is attempt.parts[0],
-            ),
-            ranks=attempt.members_on(part.name),
-        )
-
-    def _grace(self, job: JobState) -> float:
-        grace = job.spec.get("grace")
-        return self._settings.grace if grace is None else float(grace)
+        return prepare_message(self.jobs[attempt.job], attempt, part, self._settings.grace)
 
     async def _start_expired(self, attempt: AttemptState) -> None:
         job = self.jobs.get(attempt.job)
@@ -341,7 +196,7 @@ class Orchestrator:
 
     def node_up(self, node: NodeState, connection: Connection, hello: AgentHello) -> None:
         """An agent connected: welcome it, and settle what both sides hold."""
-        self.post(lambda: self._node_up(node, connection, hello))
+        self._inbox.post(lambda: self._node_up(node, connection, hello))
 
     async def _node_up(self, node: NodeState, connection: Connection, hello: AgentHello) -> None:
         def work(session: Session) -> int:
@@ -382,13 +237,13 @@ class Orchestrator:
             restarted = "its agent came back without them"
             await self._lose(attempt, part, f"the ranks on node {part.name} are gone: {restarted}")
         elif attempt.end_at is not None:
-            connection.send(self._end_message(attempt))
+            connection.send(end_message(attempt))
         elif status.state == "prepared":
-            connection.send(self._launch_message(attempt))
+            connection.send(launch_message(attempt))
 
     def prepared(self, node: NodeState, message: Prepared) -> None:
         """A node can, or cannot, run its ranks."""
-        self.post(lambda: self._prepared(node, message))
+        self._inbox.post(lambda: self._prepared(node, message))
 
     async def _prepared(self, node: NodeState, message: Prepared) -> None:
         attempt = self.attempts.get(message.attempt)
@@ -413,7 +268,7 @@ class Orchestrator:
             "torch": message.torch_version,
             "unisono": message.unisono_version,
         }
-        await self._store_part(attempt, part)
+        await self._keeper.part(attempt, part)
         if all(other.state == "prepared" for other in attempt.parts):
             await self._launch(attempt)
 
@@ -424,19 +279,11 @@ class Orchestrator:
             await self._end(attempt, "the nodes do not fit together")
             return
         attempt.phase = "launched"
-        await self._store_phase(attempt)
+        await self._keeper.phase(attempt)
         # With its plan of all ranks the message is large: its text is made once for all nodes.
-        text = encode(self._launch_message(attempt))
+        text = encode(launch_message(attempt))
         for part in attempt.parts:
             self._cluster.send(part.node_id, text)
-
-    def _launch_message(self, attempt: AttemptState) -> Launch:
-        return Launch(
-            attempt=attempt.id,
-            plan=attempt.plan,
-            master_address=attempt.plan.hosts[0].addresses[0],
-            master_port=attempt.parts[0].store_port or 0,
-        )
 
     def take(self, arrived: Arrived) -> None:
         """A spool entry has been stored."""
@@ -450,7 +297,7 @@ class Orchestrator:
                 if entry.log is None:
                     self._cluster.touch_job(job)
             return
-        self.post(lambda: self._take(arrived))
+        self._inbox.post(lambda: self._take(arrived))
 
     async def _take(self, arrived: Arrived) -> None:
         entry = arrived.entry
@@ -522,9 +369,8 @@ class Orchestrator:
         if attempt.real_cause_known() or self._settings.settle == 0:
             await self._end(attempt, "a rank failed")
         elif attempt.settle_timer is None:
-            attempt.settle_timer = asyncio.get_running_loop().call_later(
-                self._settings.settle,
-                lambda: self.post(lambda: self._end(attempt, "a rank failed")),
+            attempt.settle_timer = self._inbox.later(
+                self._settings.settle, lambda: self._end(attempt, "a rank failed")
             )
 
     async def _end(self, attempt: AttemptState, reason: str) -> None:
@@ -539,15 +385,12 @@ class Orchestrator:
                 verdict = attempt.verdict()
                 job.cause, job.consequences = verdict.cause, verdict.consequences
             # The ranks must end even where the disk is full and nothing can be stored.
-            await self._store_phase(attempt)
+            await self._keeper.phase(attempt)
             await self._save(job)
             for part in attempt.parts:
                 if part.state != "over":
-                    self._cluster.send(part.node_id, self._end_message(attempt))
+                    self._cluster.send(part.node_id, end_message(attempt))
         await self._maybe_finish(attempt)
-
-    def _end_message(self, attempt: AttemptState) -> End:
-        return End(attempt=attempt.id, reason=attempt.end_reason or "it is over")
 
     async def _node_offline(self, node: NodeState) -> None:
         if node.online:
@@ -569,7 +412,7 @@ class Orchestrator:
     ) -> None:
         """Count a node as lost for an attempt."""
         part.state, part.lost_at, part.lost_reason = "lost", at or time.time(), reason
-        await self._store_part(attempt, part)
+        await self._keeper.part(attempt, part)
         live = self.jobs[attempt.job].live
         for member in attempt.members_on(part.name):
             info = attempt.ranks[member.rank]
@@ -584,7 +427,7 @@ class Orchestrator:
 
     def resume(self, attempt: AttemptState) -> None:
         """Go on with an attempt that was read back, wherever it stood."""
-        self.post(lambda: self._resume(attempt))
+        self._inbox.post(lambda: self._resume(attempt))
 
     async def _resume(self, attempt: AttemptState) -> None:
         job = self.jobs[attempt.job]
@@ -613,7 +456,7 @@ class Orchestrator:
                     reason = f"node {node.name} was removed from the cluster"
                     await self._lose(attempt, part, reason)
 
-        await self.ask(work)
+        await self._inbox.ask(work)
 
     async def _maybe_finish(self, attempt: AttemptState) -> None:
         if not attempt.over or attempt.id not in self.attempts:
@@ -638,13 +481,13 @@ class Orchestrator:
             if verdict.cause is not None:
                 job.reason = f"{verdict.cause['kind']}: {verdict.cause['message']}"[:1000]
         attempt.phase = "over"
-        await self._store_phase(attempt)
+        await self._keeper.phase(attempt)
         await self._close(job, state)
 
     async def _requeue(self, job: JobState, attempt: AttemptState) -> None:
         """Nothing of the job has run, only its node was about to leave: place it anew."""
         attempt.phase = "over"
-        await self._store_phase(attempt)
+        await self._keeper.phase(attempt)
         job.state, job.attempt, job.nodes, job.world_size = "queued", None, [], None
         job.cause, job.consequences, job.live.progress = None, [], None
         await self._save(job)
@@ -660,83 +503,17 @@ class Orchestrator:
         await self._save(job)
         job.live.channel.finish("job-over")
         del self.jobs[job.id]
-        if job.id in self._unsaved:
-            self._ended[job.id] = job
+        self._keeper.closed(job)
         self.on_turn(job)
         if job.attempt is not None:
             self.attempts.pop(job.attempt, None)
             self._cluster.release(job.id)
         self.schedule()
 
-    # --- storing ------------------------------------------------------------------------
-
     def _changed(self, job: JobState) -> None:
         job.live.job_changed()
         self._cluster.touch_job(job)
 
     async def _save(self, job: JobState) -> None:
-        row = job.row()
-        await self._keep(job.id, lambda session: store(session, job.id, row))
+        await self._keeper.job(job)
         self._changed(job)
-
-    async def _store_phase(self, attempt: AttemptState) -> None:
-        values = {
-            "phase": attempt.phase,
-            "end_at": attempt.end_at,
-            "end_reason": attempt.end_reason,
-        }
-
-        def work(session: Session) -> None:
-            row = session.get_one(models.Attempt, attempt.id)
-            for name, value in values.items():
-                setattr(row, name, value)
-
-        await self._keep(attempt.id, work)
-
-    async def _store_part(self, attempt: AttemptState, part: Part) -> None:
-        values = {
-            "state": part.state,
-            "store_port": part.store_port,
-            "versions": part.versions,
-            "lost_at": part.lost_at,
-            "lost_reason": part.lost_reason,
-        }
-        lost = [m.rank for m in attempt.members_on(part.name)] if part.state == "lost" else []
-
-        def work(session: Session) -> None:
-            row = session.get_one(models.AttemptNode, (attempt.id, part.node_id))
-            for name, value in values.items():
-                setattr(row, name, value)
-            for rank in lost:
-                found = session.get_one(models.Rank, (attempt.id, rank))
-                if found.state not in ("exited", "failed-to-start"):
-                    found.state = "lost"
-
-        await self._keep(f"{attempt.id} {part.node_id}", work)
-
-    async def _keep(self, key: str, work: Callable[[Session], None]) -> None:
-        """Store a decision; on a full disk go on in memory and store it when there is space."""
-        self._unsaved.pop(key, None)
-        try:
-            await self._storage.write(work)
-        except StorageFull:
-            self._unsaved[key] = work
-            self._arm_retry()
-
-    def _arm_retry(self) -> None:
-        if self._retry is None:
-            log.error("the disk is full: decisions are kept in memory until they can be stored")
-            self._retry = asyncio.get_running_loop().call_later(
-                _FULL_RETRY, lambda: self.post(self._save_again)
-            )
-
-    async def _save_again(self) -> None:
-        self._retry = None
-        for key, work in list(self._unsaved.items()):
-            try:
-                await self._storage.write(work)
-            except StorageFull:
-                self._arm_retry()
-                return
-            del self._unsaved[key]
-            self._ended.pop(key, None)

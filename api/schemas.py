@@ -283,6 +283,76 @@ class Job(BaseModel):
     created_by: str
 
 
+class Device(BaseModel):
+    """One GPU or CPU slot of a node; `job` holds it, or `busy` says who else does."""
+
+    index: int
+    kind: Literal["cuda", "cpu"]
+    name: str
+    uuid: str = ""
+    memory_bytes: int = 0
+    busy: str | None = None
+    job: str | None = None
+
+
+class Node(BaseModel):
+    """A machine that joined."""
+
+    id: str
+    name: str
+    hostname: str
+    state: Literal["online", "offline"]
+    connected: bool
+    draining: bool
+    addresses: list[str]
+    data_port: int
+    version: str
+    cores: int
+    memory_bytes: int
+    envs: list[str]
+    last_seen_at: float | None
+    joined_at: float
+    devices: list[Device]
+
+
+class Rank(BaseModel):
+    """One rank of a job's attempt."""
+
+    rank: int
+    node: str
+    local_rank: int
+    device: dict[str, Any]
+    state: Literal["waiting", "running", "exited", "failed-to-start", "lost"]
+    pid: int | None
+    exit_code: int | None
+    signal: int | None
+    message: str | None
+    started_at: float | None
+    ended_at: float | None
+    step: int | None
+    report: dict[str, Any]
+    logs: dict[str, int]
+
+
+class Token(BaseModel):
+    """A token without its secret."""
+
+    id: str
+    name: str
+    role: Role
+    kind: Literal["api", "join", "node", "code", "session"]
+    created_at: float
+    expires_at: float
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class NewToken(Token):
+    """A token that has just been made, with its secret, which is shown this once."""
+
+    token: str
+
+
 class Page(BaseModel):
     """A page of a list; the same call with `cursor=next_cursor` gives the next one."""
 
@@ -290,16 +360,24 @@ class Page(BaseModel):
 
 
 class JobPage(Page):
+    """Jobs, newest first, without what may be long."""
+
     items: list[Job]
 
 
 class RankPage(Page):
-    items: list[dict[str, Any]]
+    """Ranks by number."""
+
+    items: list[Rank]
 
 
 class NodePage(Page):
-    items: list[dict[str, Any]]
+    """Nodes in the order in which they joined."""
+
+    items: list[Node]
 
 
 class TokenPage(Page):
-    items: list[dict[str, Any]]
+    """Tokens, newest first."""
+
+    items: list[Token]

@@ -16,8 +16,12 @@ from sqlalchemy.orm import Session
 T = TypeVar("T")
 
 
-class StorageFull(Exception):
-    """The disk that holds the state is full; what was asked for was not stored."""
+class StorageUnavailable(Exception):
+    """The database does not take a write now, and may later; nothing of it was stored."""
+
+
+class StorageFull(StorageUnavailable):
+    """The disk that holds the state is full."""
 
 
 def open_engine(url: str) -> Engine:
@@ -53,7 +57,8 @@ class Storage:
         Writes run in the order of these calls.
 
         Raises:
-            StorageFull: the disk is full; nothing of the transaction is stored.
+            StorageUnavailable: nothing of the transaction is stored; `StorageFull` if the disk is
+                full.
         """
         # Shielded: a client that goes away must not leave it open whether a write took place.
         return await asyncio.shield(
@@ -67,7 +72,8 @@ class Storage:
         except OperationalError as error:
             if is_full(error.orig):
                 raise StorageFull("the disk of the data folder is full") from error
-            raise
+            # Its own words, without the statement, whose values may be secret.
+            raise StorageUnavailable(str(error.orig).strip().split("\n")[0]) from error
         except OSError as error:
             if is_full(error):
                 raise StorageFull("the disk of the data folder is full") from error

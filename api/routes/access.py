@@ -12,13 +12,13 @@ from api.auth import ORDER, shown
 from api.control import Control
 from api.deps import Caller, ControlDep, Operator, Viewer
 from api.errors import Problem, not_found
-from api.schemas import CodeRequest, TokenPage, TokenRequest
+from api.schemas import CodeRequest, NewToken, TokenPage, TokenRequest
 from api.sessions import clear_cookie, login_url, redeem_code, set_cookie
 
 router = APIRouter(tags=["access"])
 
 
-@router.post("/tokens", status_code=201)
+@router.post("/tokens", status_code=201, response_model=NewToken)
 async def post_token(control: ControlDep, who: Operator, body: TokenRequest) -> dict[str, Any]:
     """Make a token, which is shown this once; role `node` makes a join token."""
     if body.role in ("operator", "admin") and not who.may("admin"):

@@ -19,7 +19,7 @@ from api.cluster import NodeState
 from api.control import Control
 from api.deps import ControlDep, NodeOrOperator, NodeOrViewer, Operator, Viewer, bearer
 from api.errors import Problem, not_found
-from api.schemas import JoinAnswer, JoinRequest, NodePage, RendezvousRequest, shown
+from api.schemas import JoinAnswer, JoinRequest, Node, NodePage, RendezvousRequest, shown
 
 router = APIRouter(tags=["nodes"])
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -47,7 +47,7 @@ async def get_nodes(
     return {"items": nodes[:size], "next_cursor": more}
 
 
-@router.get("/nodes/{name}")
+@router.get("/nodes/{name}", response_model=Node)
 async def get_node(control: ControlDep, _who: Viewer, name: str) -> dict[str, Any]:
     """One node."""
     return _node(control, name).shown()
@@ -71,13 +71,13 @@ async def set_draining(control: Control, name: str, draining: bool) -> dict[str,
     return node.shown()
 
 
-@router.post("/nodes/{name}/drain")
+@router.post("/nodes/{name}/drain", response_model=Node)
 async def drain(control: ControlDep, _who: Operator, name: str) -> dict[str, Any]:
     """Give a node no further jobs; what runs there goes on."""
     return await set_draining(control, name, True)
 
 
-@router.post("/nodes/{name}/resume")
+@router.post("/nodes/{name}/resume", response_model=Node)
 async def resume(control: ControlDep, _who: Operator, name: str) -> dict[str, Any]:
     """Give a node jobs again."""
     return await set_draining(control, name, False)

@@ -483,6 +483,8 @@ def test_a_full_disk_stops_no_reader_and_no_cancel(
     assert api.http.post(f"/jobs/{job}/cancel").json()["state"] == "cancelling"
     assert agent.end().attempt == attempt
     assert api.job(job)["state"] == "cancelling"
+    agent.held[attempt] = "running"
+    agent.connect()
     agent.exit(attempt, 0, None, 15)
     agent.over(attempt)
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
