@@ -32,6 +32,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     """It trains to over 95 %, says so as JSON in its last line, ends with 0 and leaves nothing."""
     with Demo(tmp_path, "--exit", "--json", "--epochs", "15") as demo:
         demo.reach("job running")
+        assert secrets_shown(demo) == []
         assert demo.wait(150) == 0, demo.transcript()
         result = demo.result()
         demo.assert_nothing_left()
@@ -44,6 +45,22 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert result["replicas_identical"] is True
     assert result["slowest_rank"] in range(4)
     assert any("/login#code=" in line for line in demo.said)
+
+
+def secrets_shown(demo: Demo) -> list[str]:
+    """Where a token of the demo can be read by others: arguments, ranks' environments, logs."""
+    (folder,) = demo.folder.iterdir()
+    tokens = [path.read_bytes().strip() for path in folder.glob("data/*.token")]
+    assert len(tokens) >= 3
+    texts = {str(path): path.read_bytes() for path in folder.rglob("*.log")}
+    for pid in demo.seen:
+        texts[f"arguments of {pid}"] = Path(f"/proc/{pid}/cmdline").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if b"UNISONO_ATTEMPT=" in environment:
+            texts[f"environment of {pid}"] = environment
+    assert any(name.startswith("environment") for name in texts)
+    texts["what the demo says"] = demo.transcript().encode()
+    return [name for name, text in texts.items() if any(token in text for token in tokens)]
 
 
 def test_a_killed_rank_is_a_failure(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def show(job_id: JobId, as_json: AsJson = False) -> None:
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            print(f"  {name.replace('_', ' ')}: {value}")
+            print(f"  {name.replace('_', ' ')}: {_figure(value)}")
     rows = [
         (
             rank["rank"],
@@ -278,6 +278,13 @@ def show(job_id: JobId, as_json: AsJson = False) -> None:
     traceback = (job.get("cause") or {}).get("traceback")
     if traceback:
         print(traceback)
+
+
+def _figure(value: object) -> str:
+    """A number with as many digits as a person reads."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+    return str(value)
 
 
 @app.command()
