@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import collective
 from collective.group import Group
 from collective.strategies import parse
 from collective.world import MemoryHall, MemoryWorld
@@ -111,14 +114,40 @@ class ThreadRanks:
             calls.put(None)
         for thread in self._threads:
             thread.join(timeout=HANG)
-        for group in self.groups:
-            group.close()
+        # all at once: who leaves waits for the others to have read what it sent
+        closing = [threading.Thread(target=group.close) for group in self.groups]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(timeout=HANG)
 
     def __enter__(self) -> ThreadRanks:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def addresses(count: int) -> list[str]:
+    """Addresses of this machine that nobody else uses, below the range of outgoing ports."""
+    host = f"127.{random.randint(1, 250)}.{random.randint(1, 250)}.{random.randint(1, 250)}"
+    return [f"{host}:{20_000 + rank}" for rank in range(count)]
+
+
+def socket_groups(
+    size: int, *, timeout: float = HANG / 2, strategy: str = "auto", secret: str = "s3cret"
+) -> list[Group]:
+    """Groups of `size` ranks in this process that are linked through real sockets."""
+    where = addresses(size)
+
+    def make(rank: int) -> Group:
+        return collective.init(
+            rank, size, addresses=where, secret=secret, node=f"n{rank}",
+            timeout=timeout, strategy=strategy,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(make, range(size)))
 
 
 class Ranks:
