@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -51,11 +50,17 @@ def future_on(tensors: Sequence[torch.Tensor]) -> Future:
     return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
 
 
-def _called_by_engine(frame: FrameType) -> bool:
-    """Whether C++ code called (DDP's reducer): the frame is then that of the running backward."""
-    return frame.f_code.co_name == "_engine_run_backward" or (
-        "/torch/autograd/" in frame.f_code.co_filename
-    )
+def _called_by_engine() -> bool:
+    """Whether C++ code asks for a future (DDP's reducer), and not a hook written in Python.
+
+    The frame behind `TorchWork.get_future` is then that of the running backward, or none at all in
+    a thread of the autograd engine.
+    """
+    try:
+        frame = sys._getframe(2)
+    except ValueError:
+        return True
+    return "/torch/autograd/" in frame.f_code.co_filename
 
 
 class TorchWork(dist.Work):
@@ -119,7 +124,7 @@ class TorchWork(dist.Work):
         (PowerSGD's issue further collectives) then run at once, in the order of the buckets, which
         is the same on all ranks.  On threads they would race, and ranks would mix them up.
         """
-        if torch._C._current_graph_task_id() != -1 and not _called_by_engine(sys._getframe(1)):
+        if torch._C._current_graph_task_id() != -1 and not _called_by_engine():
             for work in self._works:
                 operation = work.operation
                 if operation is not None and not operation.finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import timed_jobs
 import torch
 import torch_jobs as jobs
 from ranks import RankPool
@@ -101,6 +102,12 @@ def test_a_distributed_sampler_deals_out_every_index(four_ranks: RankPool) -> No
     """Every index belongs to exactly one rank."""
     dealt = four_ranks.run(jobs.sampled)
     assert sorted(index for indexes in dealt for index in indexes) == list(range(20))
+
+
+def test_a_backward_goes_on_while_its_first_bucket_waits(two_ranks: RankPool) -> None:
+    """DDP's own reduction does not hold the backward up: the other rank is still away by then."""
+    early, _ = two_ranks.run(timed_jobs.overlap)
+    assert early < 0.4
 
 
 # --- the surface ------------------------------------------------------------------------------
