@@ -36,6 +36,12 @@ class User:
         """What this session's forms carry."""
         return str(self.session.get("csrf_token") or "")
 
+    @property
+    def _origin(self) -> str:
+        """How nodes reach this server, as far as it is known."""
+        public: str | None = self.request.app.state.settings.public_url
+        return (public or f"{self.request.url.scheme}://{self.request.url.netloc}").rstrip("/")
+
     def page(self, template: str, **values: Any) -> HTMLResponse:
         """A page for this user."""
         return page(
@@ -44,7 +50,7 @@ class User:
             csrf_token=self.csrf_token,
             can_write=self.session["role"] in WRITERS,
             version=self.request.app.version,
-            origin=f"{self.request.url.scheme}://{self.request.url.netloc}",
+            origin=self._origin,
             **values,
         )
 
