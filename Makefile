@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# exec, so that a signal reaches the demo itself and its exit code comes back unchanged
+# exec, so that a signal reaches the demo itself, with no shell in between
 demo: $(STAMP)
 	@exec $(BIN)/unisono demo $(DEMO_ARGS)
 
