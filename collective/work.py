@@ -13,7 +13,7 @@ from collective import timing_observer
 from collective.operation import Operation
 
 if TYPE_CHECKING:
-    from collective.group import Group
+    from collective.calls import Calls
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Work:
 
     def __init__(
         self,
-        group: Group,
+        group: Calls,
         name: str,
         operation: Operation | None,
         result: torch.Tensor | list[torch.Tensor] | None,

@@ -1,0 +1,88 @@
+"""What the calls of a group check before anything is sent, each with an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from collective.errors import Refused
+from collective.reduction import check_tensor
+
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+
+class Member(Protocol):
+    """Who calls: a rank of a group of so many."""
+
+    rank: int
+    size: int
+
+
+def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> None:
+    """Refuse a rank that the group does not have; with `other`, this very one too."""
+    if not 0 <= rank < group.size:
+        raise Refused(f"{name} is {rank}, but the group has ranks 0 to {group.size - 1}")
+    if other and rank == group.rank:
+        raise Refused(f"{name} is {rank}, this very rank; copy the tensor instead")
+
+
+def parts_of(
+    group: Member, tensors: Tensors, name: str, like: torch.Tensor, *, written: bool, equal: bool
+) -> list[torch.Tensor]:
+    """One tensor per rank of the type of `like`; with `equal`, of its number of elements too.
+
+    One flat tensor for all ranks is cut into parts of the size of `like`.
+    """
+    if isinstance(tensors, torch.Tensor):
+        check_tensor(tensors, name, written=written)
+        if tensors.numel() != group.size * like.numel():
+            raise Refused(
+                f"{name} has {tensors.numel()} elements; "
+                f"{group.size} ranks × {like.numel()} are {group.size * like.numel()}"
+            )
+        if not tensors.is_contiguous():
+            raise Refused(f"{name} must be contiguous when it is one tensor for all ranks")
+        if tensors.dtype != like.dtype:
+            raise Refused(f"{name} is {tensors.dtype}, the other tensor {like.dtype}")
+        flat = tensors.detach().reshape(-1)
+        return list(torch.split(flat, like.numel())) if like.numel() else [flat] * group.size
+    parts = list(tensors)
+    if len(parts) != group.size:
+        raise Refused(f"{name} has {len(parts)} tensors, the group {group.size} ranks")
+    for index, tensor in enumerate(parts):
+        check_tensor(tensor, f"{name}[{index}]", written=written)
+        if tensor.dtype != like.dtype:
+            raise Refused(f"{name}[{index}] is {tensor.dtype}, the other tensor {like.dtype}")
+        if equal and tensor.numel() != like.numel():
+            raise Refused(f"{name}[{index}] has {tensor.numel()} elements, not {like.numel()}")
+    return parts
+
+
+def cut(group: Member, tensors: Tensors, name: str, *, written: bool) -> Sequence[torch.Tensor]:
+    """One tensor in equal parts, one per rank; a list stays what it is."""
+    if not isinstance(tensors, torch.Tensor):
+        return tensors
+    count, rest = divmod(tensors.numel(), group.size)
+    if rest:
+        raise Refused(f"{name} has {tensors.numel()} elements, which do not divide by {group.size}")
+    return parts_of(group, tensors, name, tensors.new_empty(count), written=written, equal=True)
+
+
+def rooted_parts(
+    group: Member,
+    tensors: Tensors | None,
+    name: str,
+    like: torch.Tensor,
+    root: int,
+    *,
+    written: bool,
+) -> list[torch.Tensor] | None:
+    if group.rank != root:
+        if tensors is not None and len(tensors):
+            raise Refused(f"{name} must be None on rank {group.rank}; rank {root} has them")
+        return None
+    if tensors is None:
+        raise Refused(f"{name} is None, but this is rank {root}, which needs them")
+    return parts_of(group, tensors, name, like, written=written, equal=True)
