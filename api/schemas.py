@@ -256,6 +256,8 @@ class Cause(BaseModel):
     exit_code: int | None = None
     signal: int | None = None
     at: float | None = None
+    #: the rank whose error named this one, where this one said nothing itself
+    reported_by: int | None = None
 
 
 class Job(BaseModel):
