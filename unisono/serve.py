@@ -74,6 +74,9 @@ def serve(settings: Settings) -> int:
     except CannotServe as error:
         print(f"unisono serve: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        # Ctrl-C before the server handles signals itself: as 128 + SIGINT, by convention.
+        return 130
     return 0
 
 
@@ -95,10 +98,13 @@ def _data_folder(path: Path) -> Iterator[None]:
                 f"another server uses the data folder {path.resolve()}: end it, or choose another "
                 "folder with --data-dir"
             ) from None
+        # One that was killed has left its own behind.
+        ready = path / "ready.json"
+        ready.unlink(missing_ok=True)
         try:
             yield
         finally:
-            (path / "ready.json").unlink(missing_ok=True)
+            ready.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -275,7 +281,11 @@ def _announce(settings: Settings, words: FirstWords) -> None:
     temporary.replace(settings.data_dir / "ready.json")
     _speak(words, sys.stdout)
     if settings.announce_fd is not None:
-        with os.fdopen(settings.announce_fd, "w") as announce:
+        # Whoever wanted to know may be gone; the server serves all the same.
+        with (
+            contextlib.suppress(BrokenPipeError),
+            os.fdopen(settings.announce_fd, "w") as announce,
+        ):
             announce.write(json.dumps(facts) + "\n")
 
 
