@@ -58,7 +58,7 @@ class Observer:
 
         tail.backward_end = RUNNING
         # private, but what torch's own FSDP uses; DDP queues its wait after it
-        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(ended)
 
 
 #: None where no steps are timed

@@ -77,7 +77,7 @@ def _facts(watched: tuple[Any, str]) -> dict[str, float | int | str | bool]:
         "torch": torch.__version__,
         "backend": str(dist.get_backend(group)),
         "engine": os.environ.get("UNISONO_BACKEND", "unisono"),
-        "strategy": os.environ.get("UNISONO_STRATEGY", "auto"),
+        "strategy": str(getattr(getattr(group, "group", None), "strategy", "none")),
         "world_size": group.size(),
         "timings": "steps" if reason else "full",
     }

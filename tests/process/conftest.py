@@ -15,6 +15,7 @@ def two_ranks() -> Iterator[RankPool]:
     with RankPool(2) as pool:
         pool.run(torch_jobs.start)
         yield pool
+        assert set(pool.close()) == {0}
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,4 @@ def four_ranks() -> Iterator[RankPool]:
     with RankPool(4) as pool:
         pool.run(torch_jobs.start)
         yield pool
+        assert set(pool.close()) == {0}

@@ -116,6 +116,14 @@ def test_the_backend_looks_like_the_one_that_was_named(job: Job) -> None:
         assert kind == ("UnisonoProcessGroup" if name == "unisono" else "ForwardingGroup")
 
 
+def test_groups_of_another_backend_than_the_default(job: Job) -> None:
+    """A gloo group beside Unisono's, and the other way round, work and are timed."""
+    other = "gloo" if job.started[0]["backend"] == "unisono" else "unisono"
+    for backend, kind, value in job.pool.run(jobs.subgroup_backend, other):
+        assert (backend, value) == (other, 2.0)
+        assert kind == ("UnisonoProcessGroup" if other == "unisono" else "ForwardingGroup")
+
+
 def test_facts_say_what_runs(tmp_path: Path) -> None:
     """Each rank tells its versions, backend, strategy, and that everything is timed."""
     job = Job(tmp_path, "gloo", "unisono")
@@ -124,7 +132,7 @@ def test_facts_say_what_runs(tmp_path: Path) -> None:
         eventually(lambda: job.lab.facts(1))
         facts = job.lab.facts(1)
         assert facts["timings"] == "full" and facts["engine"] == "gloo"
-        assert facts["backend"] == "unisono" and facts["strategy"] == "auto"
+        assert facts["backend"] == "unisono" and facts["strategy"] == "none"
         assert str(facts["torch"]).count(".") >= 2
     finally:
         job.close()

@@ -164,9 +164,9 @@ def explicit_steps(count: int) -> None:
         collective.step()
 
 
-def subgroup_backend() -> tuple[str, str, float]:
+def subgroup_backend(backend: str | None = None) -> tuple[str, str, float]:
     """A new group inside the job: its backend, its class, and a sum over it."""
-    group = dist.new_group(list(range(dist.get_world_size())))
+    group = dist.new_group(list(range(dist.get_world_size())), backend=backend)
     value = torch.ones(())
     dist.all_reduce(value, group=group)
     return dist.get_backend(group), type(group).__name__, value.item()
