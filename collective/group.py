@@ -156,12 +156,8 @@ class Group(Calls):
             if reason is not None and communicator.error is None:
                 linger = min(linger, _LAST_WORDS)
                 self._wiring.engine.call(lambda: communicator.give_up(reason))
-            elif communicator.busy:
-                self._wiring.engine.call(
-                    lambda: communicator.fail(
-                        GroupClosed(f"rank {self.rank} closed group {self.name} during operations")
-                    )
-                )
+            else:
+                self._wiring.engine.call(lambda: self._end_operations(communicator))
             links = self._wiring.engine.remove(communicator)
             self._wiring.forget(self.name)
             part(communicator, links, linger)
@@ -169,6 +165,13 @@ class Group(Calls):
             self._wiring.close()
         else:
             self._parent._children.remove(self)
+
+    def _end_operations(self, communicator: Communicator) -> None:
+        """On the thread that drives, where every operation that was issued has been taken."""
+        if communicator.busy:
+            communicator.fail(
+                GroupClosed(f"rank {self.rank} closed group {self.name} during operations")
+            )
 
     def __enter__(self) -> Group:
         return self

@@ -329,10 +329,16 @@ def local_group(
     if size < 1:
         raise ValueError(f"a group has at least one rank, not {size}")
     hall = MemoryHall()
-    return [
-        Group(
-            MemoryWorld(rank, hall), DEFAULT_GROUP, range(size), rank, ["here"] * size,
-            timeout=timeout, strategy=strategy,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
+    worlds = [MemoryWorld(rank, hall) for rank in range(size)]
+    try:
+        return [
+            Group(
+                world, DEFAULT_GROUP, range(size), rank, ["here"] * size,
+                timeout=timeout, strategy=strategy,
+            )
+            for rank, world in enumerate(worlds)
+        ]  # fmt: skip
+    except BaseException:
+        for world in worlds:
+            world.close()
+        raise
