@@ -115,7 +115,9 @@ class _Demo:
             code = 128 + (self.stopped_by or signal.SIGINT)
         except ApiError as error:
             code = _failed(describe(error))
-        except (DemoError, BundleError, AccessError, Unreachable) as error:
+        except Unreachable as error:
+            code = _failed(await self._why(error))
+        except (DemoError, BundleError, AccessError) as error:
             code = _failed(str(error))
         finally:
             self.view.close()
@@ -131,6 +133,14 @@ class _Demo:
         if self.options.as_json:
             print(json.dumps(summary(self.job)), flush=True)
         return code
+
+    async def _why(self, error: Unreachable) -> str:
+        """The end of the process that gave no answer, which is told a moment later; or the error."""
+        try:
+            async with asyncio.timeout(2.0):
+                return await self.warden.failure() if self.warden is not None else str(error)
+        except TimeoutError:
+            return str(error)
 
     def _stop(self, number: int, body: asyncio.Task[None]) -> None:
         if self.stopped_by is None and not body.done():
@@ -349,7 +359,7 @@ class _WardenClient:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
-        self._fail("the demo's warden ended")
+        self._fail(f"the process that looks after the others ended; its folder: {self._folder}")
 
     def _take(self, message: dict[str, Any]) -> None:
         if "folder" in message:

@@ -92,7 +92,8 @@ def facts(job: dict[str, Any]) -> dict[str, str]:
 def time_left(progress: dict[str, Any]) -> str:
     """Seconds that the remaining steps take at the present rate; a dash where unknown."""
     rate, total = progress.get("steps_per_second"), progress.get("steps_total")
-    if not rate or not total:
+    # NaN and infinity are text over JSON
+    if not (isinstance(rate, int | float) and isinstance(total, int | float)) or rate <= 0:
         return "–"
     return f"{max(0.0, total - (progress.get('step') or 0)) / rate:.0f} s"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from demo_process import Demo
+from waiting import eventually
 
 from unisono.demo import KEYS
 from worker.supervisor import marked_processes
@@ -78,7 +80,11 @@ def test_a_killed_rank_is_a_failure(tmp_path: Path) -> None:
 
 
 def _trains(pid: int) -> bool:
-    return b"digits_ddp.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return any(word.endswith("digits_ddp.py") for word in _arguments(pid))
+
+
+def _arguments(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def interrupt(tmp_path: Path, phase: str, number: int) -> None:
@@ -117,6 +123,30 @@ def test_killed(tmp_path: Path) -> None:
         demo.send(signal.SIGKILL)
         assert demo.wait() == -signal.SIGKILL
         demo.assert_nothing_left(timeout=40)
+
+
+def test_killed_below(tmp_path: Path) -> None:
+    """When the process that looks after the others is killed, they end and the demo says so."""
+    with Demo(tmp_path, "--epochs", "2000") as demo:
+        demo.reach("workers joined")
+        (warden,) = [pid for pid in demo.seen if "unisono.warden" in _arguments(pid)]
+        os.kill(warden, signal.SIGKILL)
+        assert demo.wait() == 5
+        assert str(demo.folder) in demo.transcript()
+        eventually(lambda: not marked_processes(demo.mark), 40)
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    """A dashboard that cannot listen where it was told ends the demo with the reason."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Demo(tmp_path, "--exit", "--json", "--port", str(port)) as demo:
+            assert demo.wait() == 5
+            assert demo.result() == dict.fromkeys(KEYS)
+            assert f"cannot listen on 127.0.0.1 port {port}" in demo.transcript()
+            demo.assert_nothing_left()
 
 
 def test_two_signals_are_no_worse_than_one(tmp_path: Path) -> None:
