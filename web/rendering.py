@@ -52,6 +52,7 @@ def environment() -> jinja2.Environment:
         "job_url": views.job_url,
         "node_url": views.node_url,
         "node_list": views.node_list,
+        "ranks": views.ranks,
         "device_use": views.device_use,
         "device_title": views.device_title,
         "device_count": views.device_count,

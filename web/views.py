@@ -49,6 +49,14 @@ def node_list(names: Iterable[str]) -> str:
     return ", ".join(all_names)
 
 
+def ranks(job: Plain) -> str:
+    """How many ranks a job has, or what it asked for until it has been placed."""
+    world = job.get("world_size")
+    if not world:
+        return placement(job["spec"])
+    return f"{world} {'rank' if world == 1 else 'ranks'}"
+
+
 def shown_node(node: Plain) -> dict[str, Any]:
     """A node with the one state that the page shows: offline before draining before online."""
     state = node["state"]

@@ -26,7 +26,7 @@ import os, sys, time
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 if os.environ["RANK"] == "1":
-    raise ValueError("bad batch <b>17</b>")
+    raise ValueError("bad batch <b>17</b>" + "x" * 200)
 while True:
     time.sleep(1)
 """

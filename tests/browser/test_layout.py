@@ -6,7 +6,7 @@ import pytest
 from conftest import Gate, Tabs
 from control_plane import Api
 from playwright.sync_api import Page, expect
-from programs import steps
+from programs import fails, steps
 
 from web import format as fmt
 
@@ -36,6 +36,18 @@ def test_a_phone_shows_every_page(tabs: Tabs, api: Api, gate: Gate, scheme: str)
         no_overflow(page)
     page.click("text=Log out")
     page.wait_for_url("**/login")
+    no_overflow(page)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_phone_shows_a_failure(tabs: Tabs, api: Api, gate: Gate) -> None:
+    """A long error and its traceback stay within the width of a phone."""
+    now = gate("fail")
+    now.touch()
+    job = api.start(script=None, command=fails(now), ranks_per_node=2)
+    api.until(job["id"], "failed", timeout=30)
+    page, _ = tabs.open(f"/jobs/{job['id']}", viewport={"width": 390, "height": 844})
+    expect(page.locator(".cause pre")).to_contain_text("bad batch")
     no_overflow(page)
 
 
