@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from collective import job
+from collective.errors import RendezvousFailed
 from collective.messages import Metrics, RankFacts, RankMetrics, RankReport
 from collective.timing_clock import StepClock
 from collective.timing_report import StepReporter
@@ -45,7 +47,21 @@ class _Session:
 
 
 _session: _Session | None = None
+_agent_missing = False
 _lock = threading.Lock()
+
+
+def _here() -> job.Job | None:
+    """The job of this process; without its agent a program goes on, and says so once."""
+    global _agent_missing
+    if _agent_missing:
+        return None
+    try:
+        return job.current()
+    except RendezvousFailed as error:
+        _agent_missing = True
+        print(f"unisono: nothing of this rank is reported: {error}", file=sys.stderr)
+        return None
 
 
 def start() -> bool:
@@ -89,7 +105,7 @@ def log(**values: Any) -> None:
         TypeError: a value is not a number, text, bool or a tensor with one element.
     """
     plain = {name: _plain(name, value) for name, value in values.items()}
-    here = job.current()
+    here = _here()
     if here is None or not plain:
         return
     number = plain.pop("step", None)
@@ -126,7 +142,7 @@ def step() -> None:
     Needed only where optimizer steps do not tell: a loop without an optimizer, or with several
     that step in turn.  From the first call on, only these calls end a step.
     """
-    if start():
+    if _here() is not None and start():
         assert _session is not None
         _session.clock.step()
         _session.hooks.arm()
@@ -144,7 +160,7 @@ def phase(name: str) -> Iterator[None]:
     """
     if not name or len(name) > 64:
         raise ValueError(f"a phase needs a name of 1 to 64 characters, got {name!r}")
-    if name in _ORDINARY or not start():
+    if name in _ORDINARY or _here() is None or not start():
         yield
         return
     assert _session is not None

@@ -138,3 +138,26 @@ def test_an_unfinished_address_of_a_meeting_is_explained(tmp_path: Path) -> None
         text = code.replace("sys.stdin.readline().strip()", repr(address))
         ended = run(tmp_path, text, WORLD_SIZE="", UNISONO_URL="")
         assert ended.returncode == 1 and words in ended.stderr, ended.stderr
+
+
+def test_reporting_without_an_agent_costs_one_line(tmp_path: Path) -> None:
+    """log, step and phase do nothing outside a job, and complain once where the agent is gone."""
+    code = (
+        "import collective\n"
+        "for _ in range(3):\n"
+        "    collective.log(loss=0.5)\n"
+        "    collective.step()\n"
+        "    with collective.phase('eval'):\n"
+        "        print('on')\n"
+    )
+    outside = run(tmp_path, code)
+    assert (outside.returncode, outside.stdout, outside.stderr) == (0, "on\n" * 3, "")
+    gone = run(
+        tmp_path,
+        code,
+        UNISONO_AGENT_SOCKET=str(tmp_path / "nobody"),
+        UNISONO_ATTEMPT="a-1",
+        UNISONO_RANK_TOKEN="t",
+    )
+    assert (gone.returncode, gone.stdout) == (0, "on\n" * 3)
+    assert gone.stderr.count("nothing of this rank is reported") == 1

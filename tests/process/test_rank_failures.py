@@ -30,6 +30,19 @@ raise KeyError("no such data set")
 """
 
 
+FAILS_IN_STEP = """
+import torch.distributed as dist, torch
+dist.init_process_group("unisono")
+everyone = dist.new_group([1, 0], sort_ranks=False)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=everyone)
+for step in range(1000):
+    loss = model(torch.ones(2, 4)).sum()
+    if step == 3 and dist.get_rank() == 1:
+        raise ValueError("bad sample 17")
+    loss.backward()
+"""
+
+
 def run(lab: JobLab, code: str, folder: Path, **environment: str) -> list[tuple[int, str]]:
     """Run a program as two ranks of the lab's attempt; exit codes and standard errors."""
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -72,7 +85,23 @@ def test_the_cause_and_its_consequence_are_told_apart(tmp_path: Path, backend: s
         assert (cause.kind, cause.message, cause.culprit) == ("ValueError", "bad sample 17", None)
         assert "Traceback" in cause.traceback and "train.py" in cause.traceback
         if backend == "unisono":
-            assert failures[0].kind == "PeerLost" and failures[0].culprit == 1
+            assert failures[0].culprit == 1
+            assert failures[0].kind == "OperationAborted" and "ValueError" in failures[0].message
+    finally:
+        lab.close()
+
+
+def test_an_error_out_of_a_backward_names_its_culprit(tmp_path: Path) -> None:
+    """The rank is named as it is called in the job, though torch has changed the error's type."""
+    lab = JobLab(tmp_path, 2)
+    try:
+        ended = run(lab, FAILS_IN_STEP, tmp_path)
+        assert [code for code, _ in ended] == [1, 1]
+        eventually(lambda: len(lab.failures()) == 2)
+        failures = {failure.rank: failure for failure in lab.failures()}
+        assert failures[1].kind == "ValueError" and failures[1].culprit is None
+        assert failures[0].culprit == 1
+        assert failures[0].kind == "RuntimeError" and "OperationAborted" in failures[0].message
     finally:
         lab.close()
 
