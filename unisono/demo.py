@@ -107,7 +107,9 @@ class _Demo:
         loop = asyncio.get_running_loop()
         body = asyncio.create_task(self._body())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop, number, body)
+            # nohup ignores this one on purpose
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._stop, number, body)
         code = 0
         try:
             await body
@@ -135,7 +137,7 @@ class _Demo:
         return code
 
     async def _why(self, error: Unreachable) -> str:
-        """The end of the process that gave no answer, which is told a moment later; or the error."""
+        """How the process that gave no answer ended, which is told a moment later."""
         try:
             async with asyncio.timeout(2.0):
                 return await self.warden.failure() if self.warden is not None else str(error)
