@@ -54,7 +54,8 @@ def init(
         addresses: ``host:port`` of each rank, in order.
         secret: known to all ranks of the group and to nobody else.
         url, token, group: the control plane, a token of role operator or node, a meeting's name.
-        node: this machine's name in messages; the host name by default.
+        node: this machine's name for the control plane; the host name by default.  With static
+            addresses a node is named by its host in them.
         timeout: seconds for connecting, and for each operation that names no other.
         strategy: ``auto`` or a strategy; ``UNISONO_STRATEGY`` by default.
 
@@ -71,7 +72,7 @@ def init(
             raise ValueError(
                 f"world_size is {world_size}, but there are {len(addresses)} addresses"
             )
-        return _static(rank, addresses, secret, node, timeout, strategy)
+        return _static(rank, addresses, secret, timeout, strategy)
     here = None if url is not None else job.current()
     if here is not None:
         return from_plan(here, here.channel.plan(timeout), timeout=timeout, strategy=strategy)
@@ -121,7 +122,7 @@ def assemble(
 
 
 def _static(
-    rank: int, addresses: Sequence[str], secret: str, node: str, timeout: float, strategy: str
+    rank: int, addresses: Sequence[str], secret: str, timeout: float, strategy: str
 ) -> Group:
     parsed = []
     for text in addresses:
@@ -134,12 +135,9 @@ def _static(
     admission = Admission("-", "-", 1, secret)
     doorman = Doorman()
     listener = Listener(admission, doorman, listen(*parsed[rank]), rank)
-    peers = [Peer(node if i == rank else host, (at,)) for i, (host, at) in _named(parsed)]
+    # named by what all ranks know alike: strategies of two levels go by the nodes' names
+    peers = [Peer(host, ((host, port),)) for host, port in parsed]
     return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy)
-
-
-def _named(parsed: Sequence[tuple[str, int]]) -> list[tuple[int, tuple[str, tuple[str, int]]]]:
-    return [(index, (host, (host, port))) for index, (host, port) in enumerate(parsed)]
 
 
 def from_plan(

@@ -142,9 +142,8 @@ def socket_groups(
 
     def make(rank: int) -> Group:
         return collective.init(
-            rank, size, addresses=where, secret=secret, node=f"n{rank}",
-            timeout=timeout, strategy=strategy,
-        )  # fmt: skip
+            rank, size, addresses=where, secret=secret, timeout=timeout, strategy=strategy
+        )
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(make, range(size)))
