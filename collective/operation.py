@@ -106,7 +106,7 @@ class Operation:
         for callback in callbacks:
             pool.submit(callback)
 
-    # -- for the step clock (`collective.timing_clock.Timing`) --------------------------------
+    # -- for the step clock (`collective.timing_rows.Timing`) ---------------------------------
 
     @property
     def done(self) -> float | None:

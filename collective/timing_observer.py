@@ -12,7 +12,8 @@ from collections import OrderedDict
 
 import torch
 
-from collective.timing_clock import MAX_TAILS, RUNNING, StepClock, Tail, Timing
+from collective.timing_clock import MAX_TAILS, StepClock
+from collective.timing_rows import RUNNING, Tail, Timing
 
 
 class Observer:

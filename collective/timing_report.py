@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from collective.messages import Message, RankSteps, Steps
-from collective.timing_clock import Row
+from collective.timing_rows import Row
 
 #: seconds between two batches
 INTERVAL = 1.0

@@ -22,23 +22,19 @@ from torch._C._distributed_c10d import Store
 
 from collective.errors import Refused
 from collective.group import Group
+from collective.torch_arguments import (
+    Call,
+    one_tensor,
+    operation_of,
+    pairs,
+    plain,
+    root_of,
+    split_rows,
+    tensors_of,
+)
 from collective.torch_identity import Identity
 from collective.torch_work import FailedWork, FinishedWork, TorchWork, seconds
 from collective.work import Work
-
-#: tensors that will hold the results, and the arguments of each call of a group's method
-Call = tuple[list[torch.Tensor], list[tuple[Any, ...]]]
-
-_OPERATIONS = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "mean"),
-    (dist.ReduceOp.PRODUCT, "product"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.BAND, "band"),
-    (dist.ReduceOp.BOR, "bor"),
-    (dist.ReduceOp.BXOR, "bxor"),
-)
 
 
 def create(options: Any, backend_options: Any) -> dist.ProcessGroup:
@@ -164,7 +160,7 @@ class UnisonoProcessGroup(Identity):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
-            found, op = _tensors(tensors), _operation(opts)
+            found, op = tensors_of(tensors), operation_of(opts)
             return found, [(plain(one, op), op) for one in found]
 
         return self._run("all_reduce", opts, build)
@@ -174,8 +170,8 @@ class UnisonoProcessGroup(Identity):
 
     def reduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
-            tensor, op = _one(tensors), _operation(opts)
-            return [tensor], [(plain(tensor, op), _root(opts), op)]
+            tensor, op = one_tensor(tensors), operation_of(opts)
+            return [tensor], [(plain(tensor, op), root_of(opts), op)]
 
         return self._run("reduce", opts, build)
 
@@ -183,11 +179,11 @@ class UnisonoProcessGroup(Identity):
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> TorchWork:
         def build() -> Call:
-            found, op = _tensors(outputs), _operation(opts)
+            found, op = tensors_of(outputs), operation_of(opts)
             lists = [inputs] if isinstance(inputs[0], torch.Tensor) else inputs
             return found, [
                 (plain(out, op), [plain(part, op) for part in parts], op)
-                for out, parts in _pairs(found, lists)
+                for out, parts in pairs(found, lists)
             ]
 
         return self._run("reduce_scatter", opts, build)
@@ -201,9 +197,9 @@ class UnisonoProcessGroup(Identity):
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> TorchWork:
         def build() -> Call:
-            found, op = _tensors(outputs), _operation(opts)
+            found, op = tensors_of(outputs), operation_of(opts)
             return found, [
-                (plain(out, op), plain(whole, op), op) for out, whole in _pairs(found, inputs)
+                (plain(out, op), plain(whole, op), op) for out, whole in pairs(found, inputs)
             ]
 
         return self._run("reduce_scatter", opts, build)
@@ -212,7 +208,7 @@ class UnisonoProcessGroup(Identity):
 
     def broadcast(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
-            found, root = _tensors(tensors), _root(opts)
+            found, root = tensors_of(tensors), root_of(opts)
             return found, [(plain(one), root) for one in found]
 
         return self._run("broadcast", opts, build)
@@ -222,7 +218,7 @@ class UnisonoProcessGroup(Identity):
             lists = [outputs] if isinstance(outputs[0], torch.Tensor) else outputs
             return [part for parts in lists for part in parts], [
                 ([plain(part) for part in parts], plain(one))
-                for parts, one in _pairs(lists, _tensors(inputs))
+                for parts, one in pairs(lists, tensors_of(inputs))
             ]
 
         return self._run("all_gather", opts, build)
@@ -237,14 +233,14 @@ class UnisonoProcessGroup(Identity):
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         def build() -> Call:
-            found = _tensors(outputs)
-            return found, [(plain(whole), plain(one)) for whole, one in _pairs(found, inputs)]
+            found = tensors_of(outputs)
+            return found, [(plain(whole), plain(one)) for whole, one in pairs(found, inputs)]
 
         return self._run("all_gather", opts, build)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
-            tensor, root = _one(inputs), _root(opts)
+            tensor, root = one_tensor(inputs), root_of(opts)
             parts = list(outputs[0]) if self._rank == root else []
             places = [plain(part) for part in parts] if self._rank == root else None
             return parts, [(plain(tensor), places, root)]
@@ -253,7 +249,7 @@ class UnisonoProcessGroup(Identity):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
-            tensor, root = _one(outputs), _root(opts)
+            tensor, root = one_tensor(outputs), root_of(opts)
             parts = [plain(part) for part in inputs[0]] if self._rank == root else None
             return [tensor], [(plain(tensor), parts, root)]
 
@@ -261,8 +257,8 @@ class UnisonoProcessGroup(Identity):
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         def build() -> Call:
-            found = _tensors(outputs)
-            parts = [plain(part) for part in _tensors(inputs)]
+            found = tensors_of(outputs)
+            parts = [plain(part) for part in tensors_of(inputs)]
             return found, [([plain(one) for one in found], parts)]
 
         return self._run("all_to_all", opts, build)
@@ -276,8 +272,8 @@ class UnisonoProcessGroup(Identity):
         opts: Any = None,
     ) -> TorchWork:
         def build() -> Call:
-            outputs = _split(plain(output), output_splits, self._size, "output")
-            inputs = _split(plain(input), input_splits, self._size, "input")
+            outputs = split_rows(plain(output), output_splits, self._size, "output")
+            inputs = split_rows(plain(input), input_splits, self._size, "input")
             return [output], [(outputs, inputs)]
 
         return self._run("all_to_all", opts, build)
@@ -298,7 +294,7 @@ class UnisonoProcessGroup(Identity):
 
     def _message(self, name: str, tensors: Any, peer: int | None, tag: int) -> TorchWork:
         def build() -> Call:
-            tensor = _one(tensors)
+            tensor = one_tensor(tensors)
             return [tensor], [(plain(tensor), peer, tag)]
 
         return self._run(name, None, build)
@@ -324,87 +320,3 @@ class UnisonoProcessGroup(Identity):
                 self._group.close()
 
     abort = shutdown
-
-
-def plain(tensor: torch.Tensor, op: str | None = None) -> torch.Tensor:
-    """The tensor as numbers that can be sent and, with `op`, reduced: complex ones as pairs.
-
-    Raises:
-        Refused: a sparse tensor, or a complex one under an operation without a meaning for it.
-    """
-    if tensor.layout != torch.strided:
-        raise Refused(
-            f"a tensor of layout {tensor.layout} cannot be sent; pass tensor.to_dense() or parts"
-        )
-    if tensor.is_complex():
-        if op not in (None, "sum", "mean"):
-            raise Refused(f"complex numbers can be summed and averaged, but {op} is not defined")
-        if tensor.is_conj():
-            raise Refused("a conjugated view cannot be sent; pass tensor.resolve_conj()")
-        return torch.view_as_real(tensor)
-    return tensor
-
-
-def _tensors(tensors: Any) -> list[torch.Tensor]:
-    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if not found:
-        raise Refused("no tensor was given")
-    return found
-
-
-def _one(tensors: Any) -> torch.Tensor:
-    found = _tensors(tensors)
-    if len(found) != 1:
-        raise Refused(f"one tensor per call, not {len(found)}")
-    return found[0]
-
-
-def _pairs(one: Sequence[Any], two: Any) -> list[tuple[Any, Any]]:
-    other = [two] if isinstance(two, torch.Tensor) else list(two)
-    if len(one) != len(other):
-        raise Refused(f"{len(one)} outputs, but {len(other)} inputs")
-    return list(zip(one, other, strict=True))
-
-
-def _root(options: Any) -> int:
-    return 0 if options is None else int(options.rootRank)
-
-
-def _operation(options: Any) -> str:
-    """The library's name of a torch `ReduceOp`."""
-    if options is None:
-        return "sum"
-    wanted = getattr(options, "reduceOp", options)
-    for operation, name in _OPERATIONS:
-        if wanted == operation:
-            return name
-    kind = str(getattr(wanted, "op", wanted)).rpartition(".")[2]
-    raise Refused(
-        f"the reduction {kind} is not supported"
-        + ("; multiply before a SUM instead" if kind == "PREMUL_SUM" else "")
-    )
-
-
-def _split(
-    tensor: torch.Tensor, sizes: Sequence[int], ranks: int, which: str
-) -> list[torch.Tensor]:
-    """Cut along the first dimension: by sizes, or evenly where none are given."""
-    rows = tensor.shape[0] if tensor.dim() else 0
-    if not sizes:
-        if not tensor.dim() or rows % ranks:
-            raise Refused(
-                f"the {which}'s first dimension ({rows}) is not divisible by "
-                f"{ranks} ranks; give {which}_split_sizes"
-            )
-        return _cut(tensor, [rows // ranks] * ranks)
-    if len(sizes) != ranks or sum(sizes) != rows:
-        raise Refused(
-            f"{which}_split_sizes {list(sizes)} must be {ranks} numbers that "
-            f"sum to {rows}, the {which}'s first dimension"
-        )
-    return _cut(tensor, sizes)
-
-
-def _cut(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [tensor.narrow(0, start, size) for start, size in zip(starts, sizes, strict=True)]

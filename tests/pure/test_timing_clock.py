@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collective.timing_clock import MAX_DETAIL, RUNNING, Row, StepClock
+from collective.timing_clock import MAX_DETAIL, StepClock
 from collective.timing_intervals import intersection, length, union
 from collective.timing_report import columns
+from collective.timing_rows import RUNNING, Row
 
 
 @dataclass
