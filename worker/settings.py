@@ -12,9 +12,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="UNISONO_WORKER_", extra="ignore", frozen=True)
 
-    #: first and longest wait between two tries to reach the control plane; jitter halves it
+    #: first and longest wait between two tries to reach the control plane; jitter halves it;
+    #: the longest stays well under the time after which a silent node counts as lost
     reconnect_first: float = 0.5
-    reconnect_longest: float = 15.0
+    reconnect_longest: float = 5.0
     #: for one try to connect, over all addresses of the control plane
     connect_timeout: float = 10.0
     #: the control plane's machine does not acknowledge what was sent: the connection is dead
