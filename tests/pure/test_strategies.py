@@ -194,6 +194,7 @@ def test_schedules_need_neither_torch_nor_numpy() -> None:
     """The control plane plans and proves on a machine without either."""
     program = (
         "import sys, collective.strategies, collective.proof, collective.units\n"
+        "import collective.prediction\n"
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run(
