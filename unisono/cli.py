@@ -97,8 +97,10 @@ def serve(
     except ValidationError as error:
         for problem in error.errors():
             name = "_".join(str(part) for part in problem["loc"])
-            flag, variable = f"--{name.replace('_', '-')}", f"UNISONO_{name.upper()}"
-            note(f"error: {flag} (or {variable}) {problem.get('input')!r}: {problem['msg']}")
+            where = f"UNISONO_{name.upper()}"
+            if given.get(name) is not None:
+                where = f"--{name.replace('_', '-')}"
+            note(f"error: {where} {problem.get('input')!r}: {problem['msg']}")
         raise typer.Exit(2) from None
     raise typer.Exit(run_server(settings))
 

@@ -296,3 +296,28 @@ def test_a_closed_pipe_is_no_crash(cli: Cli) -> None:
         process.stdout.close()
         process.wait(30)
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "said"),
+    [
+        (["--port", "99999"], {}, "--port 99999: "),
+        (["--log-level", "loud"], {}, "--log-level 'loud': "),
+        ([], {"UNISONO_HEARTBEAT": "soon"}, "UNISONO_HEARTBEAT 'soon': "),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(
+    tmp_path: Path, options: list[str], environment: dict[str, str], said: str
+) -> None:
+    """The server does not start; the message names where the value came from."""
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono.cli", "serve", "--data-dir", tmp_path / "data", *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {said}")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
