@@ -37,7 +37,9 @@ class Settings(BaseSettings):
     announce_fd: int | None = Field(
         default=None, description="descriptor that gets one line of JSON once the server is ready"
     )
-    log_level: str = Field(default="warning", description="of the server's own log on stderr")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="of the server's own log on stderr"
+    )
     shutdown_grace: int = Field(
         default=3, ge=0, description="for open requests when the server ends"
     )
