@@ -117,7 +117,7 @@ def test_a_secret_that_differs_keeps_ranks_apart() -> None:
     """Ranks with different UNISONO_SECRET do not get a group."""
     pool = RankPool(2, {"UNISONO_SECRET": "{rank}ec7"})
     try:
-        for outcome in both(pool.outcomes(jobs.start, timeout=60)):
+        for outcome in both(pool.outcomes(jobs.start, "unisono", None, 5.0)):
             assert outcome.kind == "RendezvousFailed", outcome
     finally:
         pool.kill()

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 Example = tuple[torch.Tensor, torch.Tensor]
 
 
-def start(backend: str = "unisono", options: Any = None) -> str:
+def start(backend: str = "unisono", options: Any = None, timeout: float = 30.0) -> str:
     """Make the default group."""
-    dist.init_process_group(backend, timeout=timedelta(seconds=30), pg_options=options)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), pg_options=options)
     return str(dist.get_backend())
 
 
