@@ -25,7 +25,6 @@ from collective import timing_observer
 from collective.torch_identity import Identity
 from collective.torch_work import Future
 
-
 _KINDS = {
     "gloo": dist.ProcessGroup.BackendType.GLOO,
     "nccl": dist.ProcessGroup.BackendType.NCCL,
