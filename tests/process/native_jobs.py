@@ -34,6 +34,12 @@ def join(where: list[str], timeout: float = 30.0, strategy: str = "auto") -> Non
     )
 
 
+def host() -> str:
+    """The address at which the ranks listen."""
+    assert _group is not None
+    return _group.nodes[0]
+
+
 def leave() -> bool:
     """Close the group; whether descriptors and threads are what they were before it."""
     global _group
@@ -167,10 +173,6 @@ def both() -> list[float]:
     return [once(), once()]
 
 
-def stop_myself() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def interrupted_in_the_middle() -> str:
     """SIGINT comes while this rank waits for others in an all-reduce."""
     assert _group is not None
@@ -217,7 +219,7 @@ _children: list[Any] = []
 def fork_a_child() -> tuple[list[str], list[str]]:
     """A forked child that lives on; its sockets, and what using the group there raises."""
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
+    ours, theirs = context.Pipe(duplex=False)  # a pipe, not sockets
     child = context.Process(target=_use_after_fork, args=(theirs,), daemon=True)
     child.start()
     _children.append(child)
@@ -238,10 +240,14 @@ def stream(count: int) -> tuple[float, int]:
     return float(tensor[-1]), highest_resident() - before
 
 
-def take(count: int) -> float:
+def stop_while_it_comes(count: int) -> float:
+    """Ask rank 0 for its data, then stand still until somebody lets this process go on."""
     assert _group is not None
     tensor = torch.zeros(count)
-    _group.recv(tensor, 0)
+    work = _group.recv(tensor, 0, async_op=True)
+    _group._wiring.engine.call(lambda: None)  # the request is on its way
+    os.kill(os.getpid(), signal.SIGSTOP)
+    work.wait()
     return float(tensor.sum(dtype=torch.float64))
 
 

@@ -124,7 +124,7 @@ def test_interleaved_asynchronous_calls_of_two_groups(ranks: ThreadRanks) -> Non
 
 
 def test_callbacks_may_run_further_collectives(ranks: ThreadRanks) -> None:
-    """Callbacks that wait for collectives, which have callbacks that wait for more, come through."""
+    """Callbacks that wait for collectives, whose callbacks wait for more, come through."""
 
     def work(group: Group) -> None:
         subs = [group.subgroup([0, 1, 2], f"cb{index}") for index in range(4)]
@@ -189,7 +189,7 @@ def test_a_ring_sends_its_share(n: int, values: int) -> None:
 
 
 def test_an_exception_at_the_end_of_an_operation_poisons_the_group() -> None:
-    """What fails only here, after the exchange, is told to all: nobody goes on with a half result."""
+    """What fails only here, after the exchange, is told to all: no half result is used."""
     with ThreadRanks(2, groups=socket_groups(2)) as ranks:
         ranks.run(lambda group: group.barrier())
 
@@ -257,6 +257,26 @@ def test_an_observer_that_fails_hurts_nobody(
     assert ranks.run(work) == [3.0] * 3
 
 
+def test_two_jobs_on_one_machine_do_not_meet() -> None:
+    """Two groups of two ranks at once, one summing ones and one sevens, 500 times each."""
+    with (
+        ThreadRanks(2, groups=socket_groups(2, secret="a")) as ones,
+        ThreadRanks(2, groups=socket_groups(2, secret="b")) as sevens,
+    ):
+
+        def work(group: Group, value: float) -> None:
+            for _ in range(500):
+                tensor = torch.full((50,), value)
+                group.all_reduce(tensor)
+                assert torch.equal(tensor, torch.full((50,), 2 * value))
+
+        other = threading.Thread(target=sevens.run, args=(work, 7.0))
+        other.start()
+        ones.run(work, 1.0)
+        other.join(HANG)
+        assert not other.is_alive()
+
+
 def test_a_closed_group_says_so() -> None:
     """Calls on a closed group raise GroupClosed; closing again does nothing."""
     group = collective.local_group(1)[0]
@@ -290,7 +310,7 @@ def test_subgroups_that_make_no_sense_are_refused(ranks: ThreadRanks) -> None:
 
     def work(group: Group) -> None:
         for members in ([0, 0, 1, 2], [0, 1, 9], [-1, 0, 1, 2], [(group.rank + 1) % 3]):
-            with pytest.raises(ValueError, match="ranks|member"):
+            with pytest.raises(ValueError, match=r"ranks|member"):
                 group.subgroup(members)
         with pytest.raises(ValueError, match="letters"):
             group.subgroup([0, 1, 2], "a b")

@@ -44,7 +44,7 @@ def test_two_nodes(pool: RankPool, strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_same_bytes_everywhere_and_every_time(pool: RankPool, strategy: str) -> None:
-    """A hundred sums in a row are exact; random floats give one result on all ranks, in two runs."""
+    """A hundred sums in a row are exact; random floats give the same on all ranks, twice."""
     pool.run(jobs.hundred, strategy)
     results = pool.run(jobs.random_bytes, strategy) + pool.run(jobs.random_bytes, strategy)
     assert len(set(results)) == 1

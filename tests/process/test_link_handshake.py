@@ -23,6 +23,7 @@ from resources import descriptors, threads
 from thread_ranks import addresses
 from waiting import eventually
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 import collective
 from collective.descriptor import describe
@@ -106,9 +107,9 @@ def test_what_is_not_right_is_refused_and_logged(
     """The status and a sentence say what is wrong; the log does too, and holds no secret."""
     with pytest.raises(InvalidStatus) as refusal:
         websockets.sync.client.connect(
-            url_of(group), subprotocols=["unisono.1"], additional_headers=headers(**changes),
+            url_of(group), subprotocols=OFFERED, additional_headers=headers(**changes),
             proxy=None,
-        )  # type: ignore[list-item]  # fmt: skip
+        )  # fmt: skip
     response = refusal.value.response
     body = bytes(response.body or b"").decode()
     assert response.status_code == status
@@ -140,9 +141,9 @@ def test_another_path_is_refused(group: Group) -> None:
     """Only one path has data links."""
     with pytest.raises(InvalidStatus) as refusal:
         websockets.sync.client.connect(
-            url_of(group, "/metrics"), subprotocols=["unisono.1"], additional_headers=headers(),
+            url_of(group, "/metrics"), subprotocols=OFFERED, additional_headers=headers(),
             proxy=None,
-        )  # type: ignore[list-item]  # fmt: skip
+        )  # fmt: skip
     assert refusal.value.response.status_code == 404
     still_works(group)
 
@@ -260,6 +261,7 @@ def test_who_does_not_come_is_named() -> None:
 # -- a rank made of a stock library ---------------------------------------------------------------
 
 COUNT = 300_000
+OFFERED = [Subprotocol("unisono.1")]
 STEP = SEGMENT // 4
 DESCRIPTOR = describe("all_reduce", "float32", (COUNT,), "sum", None, "centralized")
 
@@ -309,7 +311,7 @@ def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any,
         over.get()
 
     host, _, port = where[1].partition(":")
-    with websockets.sync.server.serve(serve, host, int(port), subprotocols=["unisono.1"]) as server:  # type: ignore[list-item]
+    with websockets.sync.server.serve(serve, host, int(port), subprotocols=OFFERED) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         with eventually(lambda: _connect(where[0])) as inward:
@@ -329,8 +331,8 @@ def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any,
 def _connect(address: str) -> Any:
     try:
         return websockets.sync.client.connect(
-            f"ws://{address}/unisono", subprotocols=["unisono.1"], additional_headers=headers()
-        )  # type: ignore[list-item]
+            f"ws://{address}/unisono", subprotocols=OFFERED, additional_headers=headers()
+        )
     except ConnectionRefusedError:
         return None
 
@@ -347,22 +349,22 @@ def asyncio_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[A
             await over.wait()
 
         host, _, port = where[1].partition(":")
-        async with websockets.asyncio.server.serve(
-            serve, host, int(port), subprotocols=["unisono.1"]
-        ):  # type: ignore[list-item]
-            async with websockets.asyncio.client.connect(
-                f"ws://{where[0]}/unisono", subprotocols=["unisono.1"], additional_headers=headers()
-            ) as inward:  # type: ignore[list-item]
-                await inward.send(hello())
-                outward = await dialled.get()
-                assert await outward.recv() == hello()
-                pong = await inward.ping()
-                await asyncio.wait_for(pong, 10)
-                for message in frames_of(values):
-                    await outward.send(message)
-                messages = [await inward.recv() for _ in range(-(-COUNT // STEP))]
-                over.set()
-                return read_frames(iter(messages).__next__)  # type: ignore[arg-type]
+        async with (
+            websockets.asyncio.server.serve(serve, host, int(port), subprotocols=OFFERED),
+            websockets.asyncio.client.connect(
+                f"ws://{where[0]}/unisono", subprotocols=OFFERED, additional_headers=headers()
+            ) as inward,
+        ):
+            await inward.send(hello())
+            outward = await dialled.get()
+            assert await outward.recv() == hello()
+            pong = await inward.ping()
+            await asyncio.wait_for(pong, 10)
+            for message in frames_of(values):
+                await outward.send(message)
+            messages = [await inward.recv() for _ in range(-(-COUNT // STEP))]
+            over.set()
+            return read_frames(iter(messages).__next__)  # type: ignore[arg-type]
 
     return asyncio.run(run())
 

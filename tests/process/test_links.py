@@ -119,7 +119,7 @@ def test_a_full_stream_takes_a_part_and_then_nothing(ends: Ends) -> None:
     with Edge(sender) as edge:
         edge.wait()
         taken = 0
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(BlockingIOError):  # noqa: PT012
             while True:
                 count = sender.send([memoryview(block)[taken:], b"more"])
                 assert count > 0
@@ -163,7 +163,7 @@ def test_a_closed_peer_is_noticed_by_an_edge(ends: Ends) -> None:
 def test_a_closed_peer_takes_nothing(ends: Ends) -> None:
     """Sending to a peer that is gone raises ConnectionError, at the latest with the next edge."""
     ends[0].close()
-    with pytest.raises(ConnectionError), Edge(ends[1]) as edge:
+    with pytest.raises(ConnectionError), Edge(ends[1]) as edge:  # noqa: PT012
         while True:
             ends[1].send([b"x"])
             edge.wait()
@@ -196,7 +196,7 @@ def data_frame(sequence: int, payload: bytes, descriptor: bytes = b"") -> bytes:
 
 def pump(outlet: Outlet, inlet: Inlet, room: memoryview) -> bytes:
     """Move one frame whose sending has begun; its payload."""
-    with Edge(outlet.endpoint) as out, Edge(inlet.endpoint) as into:
+    with Edge(inlet.endpoint) as into:
         gone = outlet.flush()
         while True:
             inlet.readable = True
@@ -204,12 +204,11 @@ def pump(outlet: Outlet, inlet: Inlet, room: memoryview) -> bytes:
             if header is not None and inlet.read_into(room[: header.length]):
                 assert gone or outlet.flush()
                 return bytes(room[: header.length])
-            if not gone:
+            if gone:
+                into.wait()
+            else:
                 outlet.writable = True
                 gone = outlet.flush()
-            else:
-                into.wait()
-        out.wait()
 
 
 LARGEST = MAX_FRAME - HEADER_SIZE
@@ -311,7 +310,7 @@ def test_the_end_between_frames_and_in_one(link: tuple[Outlet, Inlet]) -> None:
     assert pump(outlet, inlet, memoryview(bytearray(10))) == b"whole"
     assert outlet.endpoint.send([data_frame(2, b"half a payload"), b"half"])
     outlet.endpoint.end()
-    with Edge(inlet.endpoint) as edge, pytest.raises(EndOfLink, match="in a frame"):
+    with Edge(inlet.endpoint) as edge, pytest.raises(EndOfLink, match="in a frame"):  # noqa: PT012
         room = memoryview(bytearray(14))
         while True:
             inlet.readable = True
@@ -323,7 +322,7 @@ def test_an_orderly_end_is_a_close_frame_and_the_end(link: tuple[Outlet, Inlet])
     """`end` of both ends is met between frames on the other side."""
     outlet, inlet = link
     outlet.end()
-    with Edge(inlet.endpoint) as edge, pytest.raises(EndOfLink, match="end of file"):
+    with Edge(inlet.endpoint) as edge, pytest.raises(EndOfLink, match="end of file"):  # noqa: PT012
         while True:
             inlet.readable = True
             inlet.header()
@@ -331,7 +330,7 @@ def test_an_orderly_end_is_a_close_frame_and_the_end(link: tuple[Outlet, Inlet])
     inlet.say(FrameKind.LEFT, 1, 9)
     inlet.end()
     seen = []
-    with Edge(outlet.endpoint) as edge, pytest.raises(EndOfLink):
+    with Edge(outlet.endpoint) as edge, pytest.raises(EndOfLink):  # noqa: PT012
         while True:
             outlet.readable = True
             seen += outlet.control()
@@ -345,7 +344,7 @@ def test_control_that_ends_in_the_middle_is_an_end(link: tuple[Outlet, Inlet]) -
     header = HEADER.pack(FrameKind.STATUS, 0, 0, 1, 1, 0, 4, 0)
     send(inlet.endpoint, masked(header + b"body")[:20])
     inlet.endpoint.end()
-    with Edge(outlet.endpoint) as edge, pytest.raises(EndOfLink):
+    with Edge(outlet.endpoint) as edge, pytest.raises(EndOfLink):  # noqa: PT012
         while True:
             outlet.readable = True
             assert outlet.control() == []
@@ -367,12 +366,12 @@ def test_rubbish_is_a_protocol_error(link: tuple[Outlet, Inlet], rubbish: bytes)
     outlet, inlet = link
     send(outlet.endpoint, rubbish)
     send(inlet.endpoint, rubbish)
-    with Edge(inlet.endpoint) as edge, pytest.raises(ProtocolError):
+    with Edge(inlet.endpoint) as edge, pytest.raises(ProtocolError):  # noqa: PT012
         while True:
             inlet.readable = True
             inlet.header()
             edge.wait()
-    with Edge(outlet.endpoint) as edge, pytest.raises(ProtocolError):
+    with Edge(outlet.endpoint) as edge, pytest.raises(ProtocolError):  # noqa: PT012
         while True:
             outlet.readable = True
             outlet.control()
