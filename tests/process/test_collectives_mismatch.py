@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from thread_ranks import ThreadRanks
+from thread_ranks import ThreadRanks, socket_groups
 
 from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost
 from collective.group import Group
@@ -146,10 +146,13 @@ def test_one_rank_is_a_backward_behind(strategy: str) -> None:
     disagree(2, strategy, call, ["operation 10", "[40]", "[60]"])
 
 
+@pytest.mark.parametrize("links", ["memory", "socket"])
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_rank_that_leaves_early_is_named(n: int) -> None:
+def test_a_rank_that_leaves_early_is_named(n: int, links: str) -> None:
     """Who ends in order after fewer operations is named with the last one that it took part in."""
-    with ThreadRanks(n, timeout=20) as ranks:
+    with ThreadRanks(
+        n, timeout=20, groups=socket_groups(n) if links == "socket" else None
+    ) as ranks:
 
         def work(group: Group) -> None:
             for index in range(3 if group.rank == n - 1 else 5):

@@ -205,8 +205,8 @@ def test_a_subgroup_divides_by_its_own_size(ranks: Ranks) -> None:
 def test_bool_stays_bool(ranks: Ranks, strategy: str) -> None:
     """Sum and max are or, product and min are and; gather, broadcast and scatter carry bools."""
     values = [torch.tensor([True, True, False]), torch.tensor([False, True, False])]
-    for op, right in (("sum", [True, True, False]), ("max", [True, True, False]),
-                      ("product", [False, True, False]), ("min", [False, True, False])):  # fmt: skip
+    either, both = [True, True, False], [False, True, False]
+    for op, right in (("sum", either), ("max", either), ("product", both), ("min", both)):
         for result in summed(ranks.get(2, strategy), values, op):
             assert result.dtype is torch.bool
             assert result.tolist() == right
