@@ -227,8 +227,11 @@ def _levels(
     def level(flat: Flat, of: Kind, where: Topology, size: float) -> float:
         return _flat(flat, of, where, round(size), segment).seconds
 
-    def part(schedule: Schedule, where: Topology, size: float) -> float:
-        return _simulated(schedule, Kind.BROADCAST, where, round(size), segment).seconds
+    def up(size: float) -> float:
+        return _rooted(inside, True, one, round(size), segment)
+
+    def down(size: float) -> float:
+        return _rooted(inside, False, one, round(size), segment)
 
     inside, between = strategy.local, strategy.between
     shared = inside.name in parts.SHARED
@@ -239,17 +242,23 @@ def _levels(
             local += level(inside, Kind.ALL_GATHER, one, nbytes)
         case Kind.ALL_REDUCE | Kind.REDUCE | Kind.BROADCAST:
             if kind is not Kind.BROADCAST:
-                local += part(parts.sum_up(inside, devices, 0), one, nbytes)
+                local += up(nbytes)
             if kind is not Kind.REDUCE:
-                local += part(parts.copy_down(inside, devices, 0), one, nbytes)
+                local += down(nbytes)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER if shared:
             local += level(inside, kind, one, nbytes / nodes)
             local += level(inside, kind, one, nbytes * (nodes - 1) / nodes)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            local += part(parts.sum_up(inside, devices, 0), one, nbytes / nodes)
-            local += part(parts.copy_down(inside, devices, 0), one, nbytes)
+            local += up(nbytes / nodes) + down(nbytes)
         case _:
             arity = inside.arity or tree.TOKENS
             tokens = then(tree.confirm(devices, 0, arity), tree.release(devices, 0, arity))
             local += _simulated(tokens, kind, one, 0, segment).seconds
     return {"local": local, "between": level(between, kind, across, nbytes)}
+
+
+@lru_cache(maxsize=1024)
+def _rooted(strategy: Flat, up: bool, topology: Topology, nbytes: int, segment: int) -> float:
+    """To the leader of a node, or from it, without tokens."""
+    schedule = (parts.sum_up if up else parts.copy_down)(strategy, topology.ranks, 0)
+    return _simulated(schedule, Kind.BROADCAST, topology, nbytes, segment).seconds

@@ -1,4 +1,4 @@
-"""Sizes and rates in words: the one parser and the one formatter.
+"""Sizes, rates and times in words: the one parser and the one formatter.
 
 K, M, G and T are decimal; Ki, Mi, Gi and Ti are binary.  A size counts bytes (`64Ki`, `14GB`), or
 bits where it says so; a rate always says which of the two (`1Gbit`, `50GB/s`).
@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["format_rate", "format_size", "parse_rate", "parse_size", "spell_size"]
+__all__ = [
+    "format_rate",
+    "format_size",
+    "format_time",
+    "parse_rate",
+    "parse_size",
+    "parse_time",
+    "spell_size",
+]
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -21,6 +29,10 @@ _FORM = re.compile(
 _PREFIXES = "prefixes are K, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)"
 _SIZES = f"a size is a whole number of bytes such as 8, 64Ki, 25Mi, 14GB or 1Gbit; {_PREFIXES}"
 _RATES = f"a rate says bit or B, such as 1Gbit, 1Gbit/s, 50GB/s or 100MiB/s; {_PREFIXES}"
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_TIME_FORM = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>[mun\u00b5]?s)?")
+_TIMES = "a time is 0 or says its unit, such as 50us, 1.5ms or 2s"
 
 
 def parse_size(text: str) -> int:
@@ -51,6 +63,26 @@ def parse_rate(text: str) -> float:
     if not 0 < rate < float("inf"):
         raise ValueError(f"{text!r} is not above 0: {_RATES}")
     return rate
+
+
+def parse_time(text: str) -> float:
+    """Seconds of a time: `0`, `50us`, `50 µs`, `1.5ms`, `2s`.
+
+    Raises:
+        ValueError: the text is no time, or a number without a unit; shows the accepted forms.
+    """
+    match = _TIME_FORM.fullmatch(text.strip().replace("\u03bc", "\u00b5"))
+    if match is None or (not match["unit"] and float(match["number"])):
+        raise ValueError(f"{text!r} is no time: {_TIMES}")
+    return float(match["number"]) * _SECONDS[match["unit"] or "s"]
+
+
+def format_time(seconds: float) -> str:
+    """A time for people, in three digits: `96 µs`, `1.25 ms`, `14.3 s`."""
+    for factor, unit in ((1e-6, "µs"), (1e-3, "ms")):
+        if _digits(seconds / factor) < 1000:
+            return f"{_digits(seconds / factor):.10g} {unit}"
+    return f"{_digits(seconds):.10g} s"
 
 
 def _bytes(match: re.Match[str]) -> Fraction:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unisono import bench
+from unisono import bench, plan
 from unisono.commands import job, node, token
 from unisono.commands.console import EXIT_ERROR, note, print_json
 
@@ -29,6 +29,7 @@ app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
 app.add_typer(bench.app, name="bench")
+app.command()(plan.plan)
 
 
 @app.callback(invoke_without_command=True)

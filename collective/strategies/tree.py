@@ -102,13 +102,12 @@ class _Tree:
     def summed_up(self) -> Iterator[Step]:
         """Children fold into their parent one after the other: a place has one writer per step."""
         for edges in reversed(self._levels()):
-            for turn in range(self.arity):
-                if step := tuple(
-                    Move(child, parent, _WHOLE, _WHOLE, Act.FOLD, "reduce")
-                    for parent, child, number in edges
-                    if number == turn
-                ):
-                    yield step
+            turns: dict[int, list[Move]] = {}
+            for parent, child, number in edges:
+                move = Move(child, parent, _WHOLE, _WHOLE, Act.FOLD, "reduce")
+                turns.setdefault(number, []).append(move)
+            for _, moves in sorted(turns.items()):
+                yield tuple(moves)
 
     def copied_down(self) -> Iterator[Step]:
         for edges in self._levels():

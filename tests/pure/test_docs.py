@@ -15,6 +15,8 @@ import typer.main
 import unisono.cli
 import worker.cli
 from api.settings import Settings as ControlPlaneSettings
+from collective.strategies.registry import BUILDERS
+from collective.strategies.spelling import SPELLINGS
 from unisono.demo import KEYS
 from worker.settings import Settings as WorkerSettings
 
@@ -133,3 +135,13 @@ def test_the_version_is_the_same_everywhere() -> None:
     newest = re.search(r"^## ([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == project["version"]
+
+
+def test_every_strategy_is_documented() -> None:
+    """Each strategy stands in the reference with the operations that it exists for."""
+    table = REFERENCE.partition("## Strategies")[2]
+    for name, spelling in SPELLINGS.items():
+        row = next(line for line in table.splitlines() if line.startswith(f"| `{spelling}` |"))
+        for kind, builders in BUILDERS.items():
+            said = kind.value.replace("_", "-") in re.split(r", | \| |\| ", row)
+            assert said == (name in builders), (kind, spelling)

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collective.units import format_rate, format_size, parse_rate, parse_size, spell_size
+from collective.units import (
+    format_rate,
+    format_size,
+    format_time,
+    parse_rate,
+    parse_size,
+    parse_time,
+    spell_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +143,30 @@ def test_a_negative_size_is_refused() -> None:
     """There are no fewer than 0 bytes."""
     with pytest.raises(ValueError, match="not -1"):
         spell_size(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0.0), ("50us", 50e-6), ("50 µs", 50e-6), ("50μs", 50e-6), ("1.5ms", 1.5e-3),
+     ("2s", 2.0), (" 7ns ", 7e-9), ("0.0", 0.0)],
+)  # fmt: skip
+def test_times(text: str, seconds: float) -> None:
+    """A time says its unit; 0 needs none; either sign for micro will do."""
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "us", "-1s", "1m", "1 h", "1e3s", "١s", "5 us s"])
+def test_what_is_no_time_says_what_would_be(text: str) -> None:
+    """Without a unit, or with an unknown one, the accepted forms are shown."""
+    with pytest.raises(ValueError, match="is no time: a time is 0 or says its unit, such as 50us"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 µs"), (96.04e-6, "96 µs"), (1.2549e-3, "1.25 ms"), (0.9996, "1 s"), (14.26, "14.3 s"),
+     (3e-8, "0.03 µs"), (1432.2, "1432 s")],
+)  # fmt: skip
+def test_times_for_people(seconds: float, text: str) -> None:
+    """Three digits, in the unit that fits."""
+    assert format_time(seconds) == text
