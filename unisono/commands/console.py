@@ -75,9 +75,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         shown.add_column(title, no_wrap=index == 0, min_width=_widest(rows) if index == 0 else None)
     for row in rows:
         shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console = Console()
     # A pipe has no width to respect: cut nothing there.
-    console.print(shown, width=None if console.is_terminal else 400)
+    console = Console() if sys.stdout.isatty() else Console(width=400)
+    console.print(shown)
 
 
 def _widest(rows: Sequence[Sequence[object]]) -> int | None:
