@@ -1,4 +1,4 @@
-"""One rank of ``unisono bench``: times torch.distributed calls on two backends, call by call in turn.
+"""One rank of ``unisono bench``: times torch.distributed calls on two backends, in turn.
 
 Started by `unisono.bench` like a rank of torchrun; reads its work as JSON from the environment,
 rank 0 prints one JSON object per case.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: bus bandwidth over algorithm bandwidth, by operation and ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
+#: bus over algorithm bandwidth, by operation and ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "broadcast": lambda n: 1.0,
@@ -35,13 +35,20 @@ def main() -> None:
     if work["what"] == "ddp":
         from collective.benchmark_ddp import run
 
-        report(run(work, peer))
+        report(run(work, peer) | place(work))
     else:
         for nbytes in work["sizes"]:
             for operation in work["operations"]:
                 row = time_case(operation, nbytes, work["repeats"], peer, work["against"])
+                row |= place(work)
                 report(row)
     dist.destroy_process_group()
+
+
+def place(work: dict[str, Any]) -> dict[str, Any]:
+    """Over which links, and so as ranks of how many nodes."""
+    near = work["link"] == "shm"
+    return {"link": work["link"], "nodes": 1 if near else dist.get_world_size()}
 
 
 def report(row: dict[str, Any]) -> None:
@@ -101,7 +108,6 @@ def time_case(
         "op": operation,
         "strategy": strategy_of(operation, nbytes),
         "ranks": size,
-        "nodes": size,
         "bytes": count * 4,
         "repeats": repeats,
         "seconds": seconds,

@@ -65,7 +65,6 @@ def run(work: dict[str, Any], peer: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "op": "ddp_step",
         "ranks": dist.get_world_size(),
-        "nodes": dist.get_world_size(),
         "bytes": parameters * 4,
         "buckets": buckets,
         "repeats": repeats,

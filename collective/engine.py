@@ -46,6 +46,7 @@ class Engine:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
         self._links: dict[int, tuple[Communicator, Outlet | Inlet, int, bool]] = {}
+        self._belled: list[Outlet | Inlet] = []
         self._groups: list[Communicator] = []
         self._inbox: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
@@ -58,6 +59,11 @@ class Engine:
         _engines.add(self)
 
     # -- groups and links ---------------------------------------------------------------------
+
+    @property
+    def bell(self) -> int:
+        """An eventfd that peers in shared memory ring when a link may go on."""
+        return self._bell
 
     def add(self, communicator: Communicator) -> None:
         """Serve a group and its links."""
@@ -76,7 +82,7 @@ class Engine:
 
         def enter() -> None:
             if communicator.closed:
-                link.endpoint.close()
+                link.close()
                 return
             if isinstance(link, Outlet):
                 communicator.messaging.outlets[peer] = link
@@ -91,6 +97,8 @@ class Engine:
     ) -> None:
         descriptor = link.endpoint.fileno()
         self._links[descriptor] = (communicator, link, peer, p2p)
+        if link.belled:
+            self._belled.append(link)
         self._epoll.register(descriptor, _EDGE)
 
     def remove(self, communicator: Communicator) -> list[Outlet | Inlet]:
@@ -106,6 +114,7 @@ class Engine:
                     self._epoll.unregister(descriptor)
                     del self._links[descriptor]
                     links.append(entry[1])
+            self._belled = [link for link in self._belled if link not in links]
 
         self.call(leave)
         return links
@@ -308,6 +317,8 @@ class Engine:
                         os.eventfd_read(self._bell)
                     except BlockingIOError:
                         continue  # two rings, one reading
+                    for link in self._belled:
+                        link.readable = link.writable = True
                 continue
             self._note(entry, mask)
         if timeout is not None and not events:

@@ -104,7 +104,7 @@ def assemble(
     Raises:
         RendezvousFailed: someone did not come or cannot be reached.
     """
-    world = World(rank, peers, admission, doorman, listener)
+    world = World(rank, peers, admission, doorman, listener, name)
     try:
         return Group(
             world,
@@ -153,9 +153,8 @@ def from_plan(
     peers = []
     for member in sorted(plan.members, key=lambda member: member.rank):
         host = hosts[member.node]
-        peers.append(
-            Peer(member.node, tuple((address, host.data_port) for address in host.addresses))
-        )
+        addresses = tuple((address, host.data_port) for address in host.addresses)
+        peers.append(Peer(member.node, addresses, place=member.node))
     admission = Admission(plan.job, plan.attempt, plan.epoch, plan.secret)
     name = here.fresh(name)
     return assemble(

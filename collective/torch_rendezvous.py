@@ -151,7 +151,14 @@ def _by_store(
     admission = Admission("-", "-", epoch, given or str(members[0]["secret"]))
     doorman = Doorman()
     listener = Listener(admission, doorman, sockets, rank)
-    peers = [Peer(str(member["node"]), _ways(member, mine["machine"])) for member in members]
+    peers = [
+        Peer(
+            str(member["node"]),
+            _ways(member, mine["machine"]),
+            f"{member['machine']}/{member['node']}",
+        )
+        for member in members
+    ]
     return assemble(
         rank, peers, admission, doorman, listener,
         timeout=timeout, strategy=strategy or "auto", name=name,

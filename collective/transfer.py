@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from collective.descriptor import Descriptor
 from collective.errors import ProtocolError
 from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
@@ -206,13 +208,17 @@ class CollectiveOperation(Operation):
                     lane.direct = True
                 else:
                     width = self._itemsizes[part.buffer]
-                    lane.direct = not part.fold and self._may_land(part, lane.segment)
-                    if lane.direct:
+                    may_land = self._may_land(part, lane.segment)
+                    lane.direct = may_land and not part.fold
+                    if may_land and part.fold and self._fold_in_place(lane, part, start, stop):
+                        lane.direct = True
+                        lane.view = memoryview(b"")
+                        lane.read = True
+                    elif lane.direct:
                         lane.view = self._views[part.buffer][start * width : stop * width]
                     else:
                         lane.room = self.communicator.engine.take_room()
                         lane.view = lane.room.data[: (stop - start) * width]
-                lane.read = False
             if not lane.read:
                 if not link.read_into(lane.view):
                     return moved
@@ -233,6 +239,7 @@ class CollectiveOperation(Operation):
                 self.communicator.engine.give_room(lane.room)
                 lane.room = None
             lane.view = None
+            lane.read = False
             lane.offset += (stop - start) * self._itemsizes[part.buffer] if stop > start else 0
             self._landed[part.index] += 1
             moved = True
@@ -243,6 +250,18 @@ class CollectiveOperation(Operation):
                 if lane.place == len(lane.parts):
                     self._open -= 1
                     return True
+
+    def _fold_in_place(self, lane: _InLane, part: Part, start: int, stop: int) -> bool:
+        """Fold from where the payload lies, if the link has it in memory."""
+        payload = lane.link.whole()
+        if payload is None:
+            return False
+        array = self._arrays[part.buffer]
+        target = array[start:stop]
+        assert self._fold is not None
+        self._fold(target, np.frombuffer(payload, dtype=array.dtype), target)
+        lane.link.drop()
+        return True
 
     def _check(self, lane: _InLane, header: Header, start: int, stop: int) -> None:
         if not lane.heard:

@@ -16,6 +16,7 @@ from typing import Protocol
 from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.errors import PeerLost, RendezvousFailed
+from collective.links import shared_memory
 from collective.links.endpoint import MemoryEndpoint, SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
@@ -25,10 +26,14 @@ from collective.messages import LinkRequest
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank of the world: its node's name and where it, or its agent, listens."""
+    """A rank of the world: its node's name and where it, or its agent, listens.
+
+    Ranks of the same `place`, unless that is empty, exchange through shared memory.
+    """
 
     node: str
     addresses: tuple[tuple[str, int], ...]
+    place: str = ""
 
 
 class Wiring(Protocol):
@@ -78,8 +83,13 @@ class World:
         admission: Admission,
         doorman: Doorman,
         listener: Listener | None,
+        name: str,
     ) -> None:
-        """Take over `doorman` and `listener`; without a listener, an agent accepts for the rank."""
+        """Take over `doorman` and `listener`; without a listener, an agent accepts for the rank.
+
+        Raises:
+            RendezvousFailed: cannot listen for the ranks of this node.
+        """
         self.rank = rank
         self.peers = tuple(peers)
         self.engine = Engine()
@@ -90,6 +100,13 @@ class World:
         self._dialled: set[tuple[str, int]] = set()
         self._dialling = threading.Lock()
         self._lost_after = 600.0
+        self._name = name
+        self._neighbours = _neighbours(rank, self.peers)
+        self._shared_listener: Listener | None = None
+        if self._neighbours:
+            ((where, _),) = self._near(rank)
+            listening = shared_memory.listen(where)
+            self._shared_listener = Listener(admission, doorman, [listening], rank)
         _worlds.add(self)
 
     def _request(self, name: str, ranks: Sequence[int], peer: int, channel: str) -> LinkRequest:
@@ -131,9 +148,11 @@ class World:
         labelled = {labels[peer]: known[peer] for peer in others if peer in known}
         watch = _Watch(labelled, lambda error: self._doorman.give_up(name, error))
         try:
+            shared: dict[int, tuple[socket.socket, int]] = {}
             for peer in others:
+                near = ranks[peer] in self._neighbours
                 sock = dial(
-                    self.peers[ranks[peer]].addresses,
+                    self._near(ranks[peer]) if near else self.peers[ranks[peer]].addresses,
                     self._request(name, ranks, peer, "collective"),
                     self._admission.secret,
                     deadline,
@@ -141,15 +160,30 @@ class World:
                     watch.check,
                 )
                 opened.append(sock)
-                inlet = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
-                inlet.say(FrameKind.HELLO, self._admission.epoch)
-                inlets[peer] = inlet
+                if near:
+                    shared[peer] = sock, shared_memory.offer(sock, self.engine.bell)
+                    continue
+                inlets[peer] = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
             claimed = self._doorman.claim(name, others, deadline, labels)
+            opened += [sock for sock, _ in claimed.values()]
             for peer, (sock, unread) in claimed.items():
-                opened.append(sock)
-                outlets[peer] = Outlet(SocketEndpoint(sock, lost_after=self._lost_after), unread)
+                if sock.family == socket.AF_UNIX:
+                    memory, bell = shared_memory.take(sock, self.engine.bell, deadline)
+                    outlets[peer] = shared_memory.SharedOutlet(sock, memory, bell, unread)
+                else:
+                    endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
+                    outlets[peer] = Outlet(endpoint, unread)
+            # only now: whoever hands its bell over has claimed, and so has dialled before
+            for peer, (sock, memory) in shared.items():
+                bell = shared_memory.take_bell(sock, deadline)
+                inlets[peer] = shared_memory.SharedInlet(sock, memory, bell)
+            for inlet in inlets.values():
+                inlet.say(FrameKind.HELLO, self._admission.epoch)
             self._await_greetings(outlets, deadline, labels)
         except BaseException as error:
+            links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
+            for link in links:
+                link.close()
             for sock in opened:
                 sock.close()
             self._doorman.forget(name)
@@ -178,6 +212,12 @@ class World:
 
         self._doorman.forward_messages(name, take_message_link)
         return communicator
+
+    def _near(self, rank: int) -> tuple[tuple[str, int], ...]:
+        """Where a rank of this node takes shared-memory links."""
+        own = self._admission
+        world = f"{own.job} {own.attempt} {self._name}"
+        return ((shared_memory.address(own.secret, world, own.epoch, rank), 0),)
 
     def _await_greetings(
         self, outlets: dict[int, Outlet], deadline: float, labels: Sequence[str]
@@ -225,16 +265,37 @@ class World:
 
     def close(self) -> None:
         """Stop listening and driving; groups must have been closed."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in (self._listener, self._shared_listener):
+            if listener is not None:
+                listener.close()
         self._doorman.close()
         self.engine.close()
         _worlds.discard(self)
 
     def _abandon(self) -> None:
-        if self._listener is not None:
-            self._listener.abandon()
+        for listener in (self._listener, self._shared_listener):
+            if listener is not None:
+                listener.abandon()
         self._doorman.abandon()
+
+
+def _neighbours(rank: int, peers: Sequence[Peer]) -> frozenset[int]:
+    """The other ranks of this rank's place; none where only WebSocket links are wanted.
+
+    ``UNISONO_LINKS=websocket`` on all ranks keeps shared memory out.
+
+    Raises:
+        ValueError: ``UNISONO_LINKS`` is neither ``auto`` nor ``websocket``.
+    """
+    setting = os.environ.get("UNISONO_LINKS") or "auto"
+    if setting not in ("auto", "websocket"):
+        raise ValueError(f"UNISONO_LINKS is {setting!r}; there are auto and websocket")
+    place = peers[rank].place
+    if not place or setting == "websocket":
+        return frozenset()
+    return frozenset(
+        other for other, peer in enumerate(peers) if other != rank and peer.place == place
+    )
 
 
 class _Watch:
@@ -389,7 +450,7 @@ def part(communicator: Communicator, links: Sequence[Outlet | Inlet], linger: fl
                 break
             poll.poll(left)
     for link in links:
-        link.endpoint.close()
+        link.close()
 
 
 _worlds: weakref.WeakSet[World] = weakref.WeakSet()

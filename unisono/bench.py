@@ -29,19 +29,23 @@ def collectives(
     operations: Annotated[str, typer.Option(help=f"Of {', '.join(OPERATIONS)}.")] = "all_reduce",
     against: Annotated[str, typer.Option(help="gloo, or none.")] = "gloo",
     strategy: Annotated[str, typer.Option(help="auto, or one strategy for all.")] = "auto",
+    link: Annotated[
+        str, typer.Option(help="websocket: as between nodes; shm: as between ranks of one node.")
+    ] = "websocket",
     repeats: Annotated[
         int | None,
         typer.Option(help="Repeats per size (20; 5 from 25 MiB).", min=1, show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """Time operations of float32 tensors, one rank per node, over WebSocket on loopback."""
+    """Time operations of float32 tensors, by default as one rank per node over loopback."""
     chosen = [name.strip() for name in operations.split(",")]
     for name in chosen:
         if name not in OPERATIONS:
             fail(f"unknown operation {name!r}; there are {', '.join(OPERATIONS)}")
     work = {
         "what": "collectives",
+        "link": _link(link),
         "sizes": [_size(text) for text in sizes.split(",")],
         "operations": chosen,
         "against": _against(against),
@@ -55,6 +59,7 @@ def ddp(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "2",
     against: Annotated[str, typer.Option(help="gloo, or none.")] = "gloo",
     strategy: Annotated[str, typer.Option(help="auto, or one strategy for all.")] = "auto",
+    link: Annotated[str, typer.Option(help="websocket or shm.")] = "websocket",
     width: Annotated[int, typer.Option(help="Width of a layer.", min=1)] = 1024,
     layers: Annotated[int, typer.Option(help="Number of layers.", min=1)] = 8,
     batch: Annotated[int, typer.Option(help="Samples per rank.", min=1)] = 64,
@@ -65,6 +70,7 @@ def ddp(
     """Time a training step of DistributedDataParallel with several buckets."""
     work = {
         "what": "ddp",
+        "link": _link(link),
         "against": _against(against),
         "width": width,
         "layers": layers,
@@ -80,6 +86,12 @@ def _size(text: str) -> int:
         return parse_size(text.strip())
     except ValueError as error:
         fail(str(error))
+
+
+def _link(text: str) -> str:
+    if text not in ("websocket", "shm"):
+        fail(f"--link {text!r}: there are websocket and shm")
+    return text
 
 
 def _ranks(text: str) -> list[int]:
@@ -116,7 +128,7 @@ def _run(work: dict[str, Any], ranks: list[int], strategy: str, as_json: bool) -
 
 def run_ranks(work: dict[str, Any], size: int, strategy: str) -> Iterator[dict[str, Any]]:
     """Start `size` ranks, yield the rows that rank 0 prints, and see them all end well."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
     base = {
@@ -129,6 +141,7 @@ def run_ranks(work: dict[str, Any], size: int, strategy: str) -> Iterator[dict[s
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "UNISONO_STRATEGY": strategy,
+        "UNISONO_LINKS": "auto" if work["link"] == "shm" else "websocket",
         "UNISONO_BENCH": json.dumps(work),
     }
     processes = [

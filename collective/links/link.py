@@ -36,6 +36,9 @@ class EndOfLink(ConnectionError):
 class Outlet:
     """The sending end; also reads what the peer sends back."""
 
+    #: whether the engine's bell tells of this link, beside its endpoint
+    belled = False
+
     def __init__(self, endpoint: Endpoint, unread: bytes = b"") -> None:
         self.endpoint = endpoint
         self.readable = True
@@ -162,9 +165,16 @@ class Outlet:
                 pass  # the peer is gone or does not read: the half-close below still tells it
         self.endpoint.end()
 
+    def close(self) -> None:
+        """Release everything."""
+        self.endpoint.close()
+
 
 class Inlet:
     """The receiving end; also sends control back."""
+
+    #: whether the engine's bell tells of this link, beside its endpoint
+    belled = False
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -293,6 +303,17 @@ class Inlet:
         self._header = None
         return True
 
+    def whole(self) -> memoryview | None:
+        """The current frame's payload where it lies, if the link has it as a whole; then `drop` it.
+
+        None for a link whose payloads must be read.
+        """
+        return None
+
+    def drop(self) -> None:
+        """Done with what `whole` gave."""
+        raise NotImplementedError
+
     def say(self, kind: FrameKind, epoch: int, sequence: int = 0, body: bytes = b"") -> None:
         """Send a control frame back, now or as soon as the socket takes it.
 
@@ -324,6 +345,10 @@ class Inlet:
     def end(self) -> None:
         """Say that no control follows."""
         self.endpoint.end()
+
+    def close(self) -> None:
+        """Release everything."""
+        self.endpoint.close()
 
 
 def frame_head(

@@ -161,7 +161,8 @@ class Listener:
         self._rank = rank
         self._doorman = doorman
         self._sockets = sockets
-        self.port: int = sockets[0].getsockname()[1]
+        #: where it listens; a Unix socket has no port
+        self.port = 0 if sockets[0].family == socket.AF_UNIX else int(sockets[0].getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._quit, self._quit_peer = socket.socketpair()
         self._selector.register(self._quit, selectors.EVENT_READ, None)
@@ -209,7 +210,7 @@ class Listener:
             _log.warning("closed a connection from %s: too many unfinished", self._open[oldest][2])
             self._drop(oldest)
         sock.setblocking(False)
-        peer = f"{address[0]}:{address[1]}"
+        peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this node"
         self._open[sock] = (ServerHandshake(), time.monotonic() + _HANDSHAKE, peer)
         self._selector.register(sock, selectors.EVENT_READ, None)
 
@@ -351,7 +352,8 @@ def dial(
             try:
                 return _dial_one(host, port, request, secret, left)
             except OSError as error:
-                problems.append(f"{host}:{port}: {error}")
+                where = "shared memory" if host.startswith("\0") else f"{host}:{port}"
+                problems.append(f"{where}: {error}")
             except RendezvousFailed as error:
                 refusals += 1  # perhaps another machine that has this address: try the next one
                 problems.append(str(error))
@@ -370,9 +372,13 @@ def _dial_one(
     host: str, port: int, request: LinkRequest, secret: str, timeout: float
 ) -> socket.socket:
     assert request.channel in CHANNELS
-    sock = socket.create_connection((host, port), timeout=min(_CONNECT, timeout))
+    near = host.startswith("\0")
+    if near:
+        host, sock = "localhost", _connect_unix(host, min(_CONNECT, timeout))
+    else:
+        sock = socket.create_connection((host, port), timeout=min(_CONNECT, timeout))
     try:
-        if sock.getsockname() == sock.getpeername():
+        if not near and sock.getsockname() == sock.getpeername():
             # nobody listens, and the kernel chose this very port as the source
             raise ConnectionRefusedError("nobody listens there")
         handshake = ClientHandshake(host, port, request, secret)
@@ -383,6 +389,17 @@ def _dial_one(
             if not data and handshake.status is None:
                 raise ConnectionResetError("closed during the handshake")
             handshake.feed(data)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect_unix(address: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(address)
     except BaseException:
         sock.close()
         raise
