@@ -9,7 +9,7 @@ import sys
 import pytest
 
 ROW = {
-    "op", "strategy", "ranks", "nodes", "bytes", "repeats", "seconds", "algbw", "busbw", "peer",
+    "op", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "algbw", "busbw", "peer",
     "peer_seconds", "ratio", "correct",
 }  # fmt: skip
 
