@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from collective.strategies import parse
+
 Role = Literal["viewer", "operator", "admin", "node"]
 Engine = Literal["unisono", "gloo", "nccl"]
 
@@ -37,9 +39,6 @@ RESERVED_VARIABLES = frozenset(
     )
 )
 _VARIABLE = re.compile(r"[^=\x00]+")
-_STRATEGY = re.compile(
-    r"auto|centralized|ring|double_tree|halving_doubling|direct|chain|bruck|tree:[1-9][0-9]{0,3}"
-)
 
 
 def shown(text: str) -> str:
@@ -68,18 +67,11 @@ def without_nul(text: str) -> str:
 
 def strategy_spelling(text: str) -> str:
     """A strategy for both levels, or `local=…,between=…`."""
-    if "=" in text:
-        parts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-        if set(parts) == {"local", "between"} and text.count(",") == 1:
-            for part in parts.values():
-                strategy_spelling(part)
-            return text
-    elif _STRATEGY.fullmatch(text):
-        return text
-    raise ValueError(
-        f"{text!r:.60} is no strategy: use auto, centralized, tree:K, ring, double_tree, "
-        "halving_doubling, direct, chain or bruck, or local=…,between=…"
-    )
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r:.60} is no strategy: {error}") from None
+    return text
 
 
 Shown = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(shown)]
