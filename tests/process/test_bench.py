@@ -9,8 +9,8 @@ import sys
 import pytest
 
 ROW = {
-    "op", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "algbw", "busbw", "peer",
-    "peer_seconds", "ratio", "correct",
+    "op", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "algbw", "busbw",
+    "peer", "peer_seconds", "ratio", "correct",
 }  # fmt: skip
 
 
