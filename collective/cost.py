@@ -123,6 +123,6 @@ def slot_sizes(kind: Kind, schedule: Schedule, nbytes: int) -> tuple[int, ...]:
     if not schedule.chunks:
         return ()
     if kind is Kind.ALL_TO_ALL:
-        half = tuple(size for _, size in split(nbytes, schedule.ranks))
-        return half + half
+        # what goes to rank d on one rank comes from that rank on d: all are equal
+        return (nbytes // schedule.ranks,) * schedule.chunks
     return tuple(size for _, size in split(nbytes, schedule.chunks))
