@@ -41,6 +41,7 @@ BUILDERS: dict[Kind, dict[str, Builder]] = {
         "ring": _ranks(ring.all_reduce),
         "double_tree": _rooted(double_tree.all_reduce),
         "halving_doubling": _ranks(halving_doubling.all_reduce),
+        "recursive_doubling": _ranks(halving_doubling.recursive_doubling),
         "bruck": _ranks(bruck.all_reduce),
         "direct": _ranks(direct.all_reduce),
         "chain": _rooted(chain.all_reduce),

@@ -13,6 +13,7 @@ SPELLINGS = {
     "ring": "ring",
     "double_tree": "double_tree",
     "halving_doubling": "halving_doubling",
+    "recursive_doubling": "recursive_doubling",
     "direct": "direct",
     "chain": "chain",
     "bruck": "bruck",

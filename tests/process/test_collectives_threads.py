@@ -15,7 +15,7 @@ from thread_ranks import Ranks
 from collective.group import Group
 
 FLAT = ["auto", "centralized", "ring", "tree:2", "tree:3", "double_tree", "halving_doubling",
-        "bruck", "chain"]  # fmt: skip
+        "recursive_doubling", "bruck", "chain"]  # fmt: skip
 #: (strategy, nodes of the ranks)
 LEVELS = [
     ("local=ring,between=tree:2", "aabb"),
@@ -227,10 +227,15 @@ def test_all_operations_move_the_right_parts(ranks: Ranks, strategy: str, nodes:
     set_.run(work, n - 1, 70001, torch.float32)
 
 
-def test_uneven_parts(ranks: Ranks) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "nodes"),
+    [("ring", "aaaa"), ("halving_doubling", "aaaa"), ("bruck", "aaaa"), ("auto", "aaaa"),
+     ("local=ring,between=bruck", "aabb"), ("local=tree:2,between=ring", "abbb")],
+)  # fmt: skip
+def test_uneven_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
     """All-gather, reduce-scatter and all-to-all take parts of different sizes, empty ones too."""
     n = 4
-    set_ = ranks.get(n)
+    set_ = ranks.get(n, strategy, nodes=list(nodes) if len(set(nodes)) > 1 else None)
 
     def work(group: Group) -> None:
         me = group.rank

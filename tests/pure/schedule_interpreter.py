@@ -18,7 +18,14 @@ _SUMMED_OR_SPREAD = ["centralized", "tree:1", "tree:2", "tree:3", "double_tree",
                      "scatter_allgather"]  # fmt: skip
 #: every flat strategy of every operation
 FLAT = {
-    Kind.ALL_REDUCE: [*_SUMMED_OR_SPREAD, "ring", "halving_doubling", "bruck", "direct"],
+    Kind.ALL_REDUCE: [
+        *_SUMMED_OR_SPREAD,
+        "ring",
+        "halving_doubling",
+        "recursive_doubling",
+        "bruck",
+        "direct",
+    ],
     Kind.REDUCE: _SUMMED_OR_SPREAD,
     Kind.BROADCAST: _SUMMED_OR_SPREAD,
     Kind.BARRIER: ["centralized", "tree:1", "tree:2", "tree:3", "bruck"],

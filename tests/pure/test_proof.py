@@ -86,7 +86,8 @@ def test_no_power_of_two_is_needed_to_send_the_least(kind: Kind, strategy: str, 
     ("strategy", "ranks", "steps"),
     [
         ("bruck", 8, 6), ("bruck", 9, 8), ("halving_doubling", 8, 6), ("halving_doubling", 9, 8),
-        ("ring", 9, 16), ("direct", 2, 1),
+        ("ring", 9, 16), ("direct", 2, 1), ("recursive_doubling", 8, 3),
+        ("recursive_doubling", 9, 5),
     ],
 )  # fmt: skip
 def test_hops_of_an_all_reduce(strategy: str, ranks: int, steps: int) -> None:
