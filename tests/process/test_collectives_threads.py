@@ -317,3 +317,25 @@ def test_a_hundred_all_reduces_in_a_row(ranks: Ranks) -> None:
                 assert torch.equal(tensor, torch.full((index,), 3.0 + 3 * index))
 
         set_.run(work)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_large_broadcasts_and_direct_gathers(ranks: Ranks, n: int) -> None:
+    """A broadcast in shares and an all-gather in one hop give everyone the same bytes."""
+
+    def spread(group: Group, root: int, count: int) -> None:
+        right = torch.arange(count, dtype=torch.float64) + root
+        tensor = right.clone() if group.rank == root else torch.zeros_like(right)
+        group.broadcast(tensor, root)
+        assert torch.equal(tensor, right)
+
+    def gather(group: Group, count: int) -> None:
+        outputs = [torch.zeros(count) for _ in range(n)]
+        group.all_gather(outputs, torch.full((count,), float(group.rank)))
+        assert all(torch.equal(part, torch.full((count,), float(r)))
+                   for r, part in enumerate(outputs))  # fmt: skip
+
+    for root, count in itertools.product(range(n), (0, 1, n - 1, 200_001)):
+        ranks.get(n, "scatter_allgather").run(spread, root, count)
+    for count in (0, 3, 200_001):
+        ranks.get(n, "direct").run(gather, count)
