@@ -6,6 +6,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from schedule_interpreter import FLAT, done_without, expected, flat_cases, run
 
 from collective.proof import ProofError, verify, verify_everyone_took_part
@@ -151,6 +153,19 @@ def test_two_levels_are_proved_against_the_flat_operation(kind: Kind) -> None:
                 schedule = build(strategy, kind, ranks, root, nodes=nodes)
                 prove(schedule, kind, root)
                 assert all(schedule.steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_ranks_may_be_anywhere(data: st.DataObject) -> None:
+    """Any distribution of up to nine ranks over nodes, with any root, gives a right schedule."""
+    nodes = nodes_of(data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)))
+    ranks = sum(map(len, nodes))
+    kind = data.draw(st.sampled_from(list(LEVELS)))
+    local, between = (data.draw(st.sampled_from(names)) for names in LEVELS[kind])
+    root = data.draw(st.integers(0, ranks - 1)) if kind in ROOTED else 0
+    strategy = f"local={SPELLINGS[local]},between={SPELLINGS[between]}"
+    prove(build(strategy, kind, ranks, root, nodes=nodes), kind, root)
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER])

@@ -1,5 +1,6 @@
 """Schedules with a mistake: the proof refuses them, or they are right all the same."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,8 @@ from schedule_interpreter import FLAT, done_without, expected, run
 from collective.proof import ProofError, verify
 from collective.schedule import Act, Kind, Move, Schedule, Span
 from collective.strategies import build, collective_of
+from collective.strategies.spelling import SPELLINGS
+from collective.strategies.two_level import LEVELS
 
 #: contributions are powers of this, so that a sum shows how often each was counted
 BASE = 1 << 64
@@ -124,35 +127,63 @@ def fault(schedule: Schedule, kind: Kind, root: int) -> str:
     return ""
 
 
+class Judged:
+    """How many mutants were refused, let through, and refused although they are right."""
+
+    def __init__(self) -> None:
+        self.refused = self.let_through = self.wrongly = 0
+
+    def judge(self, original: Schedule, kind: Kind, root: int, rng: random.Random) -> None:
+        """Make one mutant; one that is let through must be right."""
+        steps = [list(step) for step in original.steps]
+        try:
+            for mutate in rng.choices(MUTATIONS, k=rng.choice([1, 1, 2])):
+                if any(steps):
+                    mutate(steps, original, rng)
+            mutant = replace(original, steps=tuple(map(tuple, steps)))
+        except ValueError:  # refused by a constructor already
+            self.refused += 1
+            return
+        if mutant.steps == original.steps:
+            return
+        wrong = fault(mutant, kind, root)
+        if accepted(mutant, kind, root):
+            self.let_through += 1
+            assert not wrong, (wrong, mutant)
+        else:
+            self.refused += 1
+            self.wrongly += not wrong
+
+    def done(self) -> None:
+        """Neither judge is asleep: most mutants are wrong, and the proof is seldom too strict."""
+        said = f"{self.refused} refused ({self.wrongly} right), {self.let_through} let through"
+        assert self.refused > self.let_through, said
+        assert self.refused > 3 * self.wrongly, said
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_mutants_are_refused_or_right(kind: Kind) -> None:
     """What the proof lets through computes the operation, bit by bit alike, with everyone."""
-    refused = let_through = wrongly = 0
+    judged = Judged()
     for strategy in FLAT[kind]:
         for ranks in range(2, 6):
             rng = random.Random(f"{kind.value} {strategy} {ranks}")
             for _ in range(PER_CASE):
                 root = rng.randrange(ranks)
-                original = build(strategy, kind, ranks, root)
-                steps = [list(step) for step in original.steps]
-                mutations = rng.choices(MUTATIONS, k=rng.choice([1, 1, 2]))
-                try:
-                    for mutate in mutations:
-                        if any(steps):
-                            mutate(steps, original, rng)
-                    mutant = replace(original, steps=tuple(map(tuple, steps)))
-                except ValueError:  # refused by a constructor already
-                    refused += 1
-                    continue
-                if mutant.steps == original.steps:
-                    continue
-                wrong = fault(mutant, kind, root)
-                if accepted(mutant, kind, root):
-                    let_through += 1
-                    assert not wrong, (wrong, mutant)
-                else:
-                    refused += 1
-                    wrongly += not wrong
-    # neither judge is asleep: most mutants are wrong, and the proof is seldom stricter than needed
-    assert refused > let_through, f"{refused} refused, {let_through} let through"
-    assert refused > 3 * wrongly, f"{refused} refused, {wrongly} of them right when run"
+                judged.judge(build(strategy, kind, ranks, root), kind, root, rng)
+    judged.done()
+
+
+@pytest.mark.parametrize("kind", list(LEVELS))
+def test_mutants_of_two_levels_are_refused_or_right(kind: Kind) -> None:
+    """The same for schedules that are composed of several."""
+    judged = Judged()
+    nodes = [[0, 1, 2], [3, 4]]
+    names = [[SPELLINGS[name] for name in level] for level in LEVELS[kind]]
+    for local, between in itertools.product(*names):
+        strategy = f"local={local},between={between}"
+        rng = random.Random(f"{kind.value} {strategy}")
+        for _ in range(12):
+            root = rng.randrange(5)
+            judged.judge(build(strategy, kind, 5, root, nodes=nodes), kind, root, rng)
+    judged.done()
