@@ -34,7 +34,7 @@ def _chunked_cached(key: _ByIdentity, rank: int, count: int, itemsize: int) -> P
     schedule = key.schedule
     runs = split(count, schedule.chunks) if schedule.chunks else []
     places = [Place(0, start, length) for start, length in runs]
-    return compile_program(schedule, rank, places, max(1, SEGMENT // itemsize))
+    return _compile(schedule, rank, places, 1, itemsize)
 
 
 def listed(schedule: Schedule, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
@@ -45,4 +45,22 @@ def listed(schedule: Schedule, rank: int, sizes: tuple[int, ...], itemsize: int)
 @lru_cache(maxsize=512)
 def _listed_cached(key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
     places = [Place(slot, 0, size) for slot, size in enumerate(sizes)]
-    return compile_program(key.schedule, rank, places, max(1, SEGMENT // itemsize))
+    return _compile(key.schedule, rank, places, len(sizes), itemsize)
+
+
+def _compile(
+    schedule: Schedule, rank: int, places: list[Place], buffers: int, itemsize: int
+) -> Program:
+    """Compile with the user's slots at `places`, and scratch slots in one more buffer."""
+    used = 0
+    everywhere: list[Place | None] = list(places)
+    for like in schedule.scratch_like(rank):
+        if like is None:
+            everywhere.append(None)
+            continue
+        count = places[like].count
+        everywhere.append(Place(buffers, used, count))
+        used += count
+    program = compile_program(schedule, rank, everywhere, max(1, SEGMENT // itemsize))
+    program.scratch = used if schedule.scratch else None
+    return program

@@ -35,6 +35,8 @@ DEFAULT_TIMEOUT = 300.0
 _LAST_WORDS = 0.2
 _STALL = float(os.environ.get("UNISONO_STALL_SECONDS", "1"))
 
+#: the interpreter is ending
+_ending = False
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -276,13 +278,18 @@ def _observe(work: Work) -> None:
 
 def _on_its_way_out() -> BaseException | None:
     """The exception that ends this program or block, if one does; a chosen exit is none."""
-    error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = sys.exc_info()[1]
+    if error is None and _ending and not hasattr(sys, "ps1"):
+        # in an interactive session these are of some earlier input
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
 
 
 @atexit.register
 def _leave_all() -> None:
     """A process that ends says so in each of its groups."""
+    global _ending
+    _ending = True
     for group in list(_open_groups):
         if group._parent is None:
             try:

@@ -53,6 +53,8 @@ class Program:
     receives: list[Part] = field(default_factory=list)
     outgoing: dict[int, list[int]] = field(default_factory=dict)
     incoming: dict[int, list[int]] = field(default_factory=dict)
+    #: elements of one more buffer, for slots that are not the caller's; None: no such slots
+    scratch: int | None = None
 
 
 def compile_program(

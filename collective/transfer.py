@@ -56,6 +56,18 @@ class _InLane:
         self.read = False
 
 
+class _HomeLane:
+    """What stays on this rank: a part that leaves and the one that lands, in order."""
+
+    __slots__ = ("place", "receives", "segment", "sends")
+
+    def __init__(self, sends: list[Part], receives: list[Part]) -> None:
+        self.sends = sends
+        self.receives = receives
+        self.place = 0
+        self.segment = 0
+
+
 class CollectiveOperation(Operation):
     """Runs a program as dataflow: a segment leaves when what it reads is final, and lands when
     nothing still reads its place."""
@@ -71,6 +83,8 @@ class CollectiveOperation(Operation):
     ) -> None:
         super().__init__(communicator, descriptor, timeout)
         self._program = program
+        if program.scratch is not None:
+            buffers = [*buffers, np.empty(program.scratch, dtype=buffers[0].dtype)]
         self._arrays = buffers
         self._views = [array.data.cast("B") if array.size else memoryview(b"") for array in buffers]
         self._itemsizes = [array.itemsize for array in buffers]
@@ -81,13 +95,22 @@ class CollectiveOperation(Operation):
         self._out = [
             _OutLane(peer, communicator.outlets[peer], [sends[index] for index in order])
             for peer, order in program.outgoing.items()
+            if peer != communicator.rank
         ]
         self._in = [
             _InLane(peer, communicator.inlets[peer], [receives[index] for index in order])
             for peer, order in program.incoming.items()
+            if peer != communicator.rank
         ]
         self._open = len(self._out) + len(self._in)
         self._unheard = len(self._in)
+        self._home: _HomeLane | None = None
+        if communicator.rank in program.outgoing:
+            self._open += 1
+            self._home = _HomeLane(
+                [sends[index] for index in program.outgoing[communicator.rank]],
+                [receives[index] for index in program.incoming[communicator.rank]],
+            )
 
     @property
     def complete(self) -> bool:
@@ -114,6 +137,8 @@ class CollectiveOperation(Operation):
                     moved |= self._receive(lane)
                 except EndOfLink as end:
                     raise LinkLost(lane.peer, str(end)) from None
+        if self._home is not None:
+            moved |= self._stay(self._home)
         for out in self._out:
             if out.place < len(out.parts):
                 try:
@@ -177,6 +202,36 @@ class CollectiveOperation(Operation):
                 if lane.place == len(lane.parts):
                     self._open -= 1
                     return True
+
+    # -- staying ----------------------------------------------------------------------------
+
+    def _stay(self, lane: _HomeLane) -> bool:
+        """Carry out local moves whose source is final and whose place nothing reads any more."""
+        moved = False
+        while lane.place < len(lane.sends):
+            source, target = lane.sends[lane.place], lane.receives[lane.place]
+            segment = lane.segment
+            if not (self._may_leave(source, segment) and self._may_land(target, segment)):
+                return moved
+            start, stop = source.segments[segment]
+            values = self._arrays[source.buffer][start:stop]
+            start, stop = target.segments[segment]
+            place = self._arrays[target.buffer][start:stop]
+            if target.fold:
+                assert self._fold is not None
+                self._fold(place, values, place)
+            else:
+                place[:] = values
+            self._left[source.index] += 1
+            self._landed[target.index] += 1
+            moved = True
+            lane.segment += 1
+            if lane.segment == len(source.segments):
+                lane.segment = 0
+                lane.place += 1
+        self._home = None
+        self._open -= 1
+        return True
 
     # -- receiving --------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from thread_ranks import Ranks
 from collective.group import Group
 
 FLAT = ["auto", "centralized", "ring", "tree:2", "tree:3", "double_tree", "halving_doubling",
-        "recursive_doubling", "bruck", "chain"]  # fmt: skip
+        "recursive_doubling", "bruck", "chain", "direct", "scatter_allgather"]  # fmt: skip
 #: (strategy, nodes of the ranks)
 LEVELS = [
     ("local=ring,between=tree:2", "aabb"),
@@ -30,6 +30,8 @@ LEVELS = [
     ("local=double_tree,between=chain", "aaabb"),
     ("local=chain,between=bruck", "aabcc"),
     ("local=tree:2,between=double_tree", "abbbcc"),
+    ("local=ring,between=direct", "aabbcc"),
+    ("local=ring,between=scatter_allgather", "aaabcc"),
 ]
 
 
