@@ -54,7 +54,12 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs CUDA where there is none; torch is imported only if that matters."""
+    """Browser tests come last, and what needs CUDA is skipped where there is none.
+
+    The browser's driver keeps an event loop in this thread for as long as it lives, in which no
+    other test could run one.  Torch is imported only if that matters.
+    """
+    items.sort(key=lambda item: "/tests/browser/" in item.path.as_posix())
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return

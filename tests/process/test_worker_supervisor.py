@@ -260,9 +260,10 @@ def test_an_order_to_end_right_behind_the_start_is_obeyed(lab: Lab) -> None:
 
 def test_what_a_finished_rank_left_running_is_ended(lab: Lab) -> None:
     """A program that ends well but leaves children is over when they are gone."""
+    before = set(descendants(os.getpid()))
     lab.run("import os, time\nif os.fork() == 0: time.sleep(1000)", grace=2.0)
     assert lab.states()[-1].exit_code == 0
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= before
 
 
 @pytest.mark.parametrize(
