@@ -32,6 +32,7 @@ from collective.reduction import (
     check_tensor,
     divide,
     fold_of,
+    scale,
 )
 from collective.schedule import Kind, Schedule
 from collective.transfer import CollectiveOperation
@@ -104,6 +105,7 @@ class Calls(ABC):
         self,
         tensor: torch.Tensor,
         op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
         *,
         async_op: bool = False,
         timeout: float | None = None,
@@ -113,6 +115,8 @@ class Calls(ABC):
         Args:
             tensor: any shape, dense, any strides without overlap; replaced by the result.
             op: how the values are combined; the mean divides by the number of ranks.
+            prescale: a factor for each contribution before it is combined, in the dtype in which
+                they are combined (float32 for sixteen-bit floats); the same on all ranks.
             async_op: return before the result is final.
             timeout: seconds; the group's by default.
 
@@ -124,7 +128,7 @@ class Calls(ABC):
         try:
             op = ReduceOp.of(op)
             check_tensor(tensor, "the tensor", written=True)
-            check_reduction(op, tensor.dtype)
+            check_reduction(op, tensor.dtype, prescale)
         except Refused as error:
             raise self.refuse(error, "all_reduce") from None
         buffer = Buffer(tensor, widen=True)
@@ -133,8 +137,9 @@ class Calls(ABC):
         program = chunked(schedule, self.rank, array.size, array.itemsize)
         descriptor = describe(
             "all_reduce", _name(tensor.dtype), tuple(tensor.shape), op.value, None, strategy,
-            self._site(),
+            self._site(), _factor(prescale),
         )  # fmt: skip
+        scale(array, prescale)
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
@@ -151,17 +156,21 @@ class Calls(ABC):
         tensor: torch.Tensor,
         dst: int,
         op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
         *,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work:
-        """Combine `tensor` of all ranks into that of rank `dst`; the others keep theirs."""
+        """Combine `tensor` of all ranks into that of rank `dst`; the others keep theirs.
+
+        `op` and `prescale` are those of `all_reduce`.
+        """
         self._usable()
         try:
             op = ReduceOp.of(op)
             check_rank(self, dst, "dst")
             check_tensor(tensor, "the tensor", written=self.rank == dst)
-            check_reduction(op, tensor.dtype)
+            check_reduction(op, tensor.dtype, prescale)
         except Refused as error:
             raise self.refuse(error, "reduce") from None
         here = self.rank == dst
@@ -169,13 +178,14 @@ class Calls(ABC):
         folds = any(
             move.dst == self.rank and move.read.count for _, move in schedule.program(self.rank)
         )
-        buffer = Buffer(tensor, widen=True, private=folds and not here)
+        buffer = Buffer(tensor, widen=True, private=(folds or prescale is not None) and not here)
         array = buffer.array
         program = chunked(schedule, self.rank, array.size, array.itemsize)
         descriptor = describe(
             "reduce", _name(tensor.dtype), tuple(tensor.shape), op.value, dst, strategy,
-            self._site(),
+            self._site(), _factor(prescale),
         )  # fmt: skip
+        scale(array, prescale)
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
@@ -225,6 +235,7 @@ class Calls(ABC):
         output: torch.Tensor,
         inputs: Tensors,
         op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
         *,
         async_op: bool = False,
         timeout: float | None = None,
@@ -234,12 +245,13 @@ class Calls(ABC):
         Args:
             output: this rank's part.
             inputs: one tensor per rank, or one tensor of size × the elements of `output`.
+            op, prescale: those of `all_reduce`.
         """
         self._usable()
         try:
             op = ReduceOp.of(op)
             check_tensor(output, "output", written=True)
-            check_reduction(op, output.dtype)
+            check_reduction(op, output.dtype, prescale)
             parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
         except Refused as error:
             raise self.refuse(error, "reduce_scatter") from None
@@ -256,7 +268,10 @@ class Calls(ABC):
             None,
             strategy,
             self._site(),
+            _factor(prescale),
         )
+        for array in wide:
+            scale(array, prescale)
         mine = wide[self.rank]
 
         def epilogue() -> None:
@@ -516,6 +531,11 @@ class Calls(ABC):
 @lru_cache(maxsize=64)
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _factor(prescale: float | None) -> float | None:
+    """A factor as ranks compare it: 2 and 2.0 are one."""
+    return None if prescale is None else float(prescale)
 
 
 def _store(output: torch.Tensor, array: Array) -> None:

@@ -27,6 +27,7 @@ def describe(
     root: int | None = None,
     strategy: str = "",
     site: str = "",
+    prescale: float | None = None,
 ) -> Descriptor:
     """The descriptor of an operation; what does not apply is left out.
 
@@ -38,10 +39,13 @@ def describe(
         root: the source or destination rank.
         strategy: the schedule that runs it.
         site: where the program called it, when call sites are compared.
+        prescale: the factor of each contribution.
     """
     body: dict[str, Any] = {"op": operation}
     if reduction:
         body["reduction"] = reduction
+    if prescale is not None:
+        body["prescale"] = prescale
     if dtype:
         body["dtype"] = dtype
     if shape is not None:
@@ -61,6 +65,8 @@ def readable(data: bytes) -> str:
     try:
         body = json.loads(data)
         parts = [str(body["reduction"])] if "reduction" in body else []
+        if "prescale" in body:
+            parts.append(f"times {body['prescale']!r}")
         tensor = [str(body["dtype"])] if "dtype" in body else []
         if "shape" in body:
             tensor.append(str(body["shape"]))

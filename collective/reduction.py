@@ -8,6 +8,7 @@ their neighbours untouched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -76,14 +77,24 @@ _FLOATS = (torch.float32, torch.float64, *_WIDENED)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
-def check_reduction(op: ReduceOp, dtype: torch.dtype) -> None:
+def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = None) -> None:
     """Refuse combinations that have no right answer.
 
     Raises:
         Refused: the mean of integers or bools, bit operations on floats, the order of complex
-            numbers, or a dtype without arithmetic here.
+            numbers, a dtype without arithmetic here, a factor that is no finite number, or any
+            factor for integers or bools.
     """
     name = str(dtype).removeprefix("torch.")
+    if prescale is not None:
+        number = isinstance(prescale, int | float) and not isinstance(prescale, bool)
+        if not number or not math.isfinite(prescale):
+            raise Refused(f"prescale must be a finite number, not {prescale!r}")
+        if not (dtype.is_floating_point or dtype.is_complex):
+            raise Refused(
+                f"prescale={prescale!r} would not leave {name} a {name}: "
+                "convert to a float dtype first"
+            )
     if dtype in _FLOATS:
         if op in _BITS:
             raise Refused(f"{op.value} is defined for integers and bool, not for {name}")
@@ -203,6 +214,13 @@ class Buffer:
         elif target.dtype is torch.bfloat16 and result.dtype is torch.uint16:
             result = result.view(torch.bfloat16)
         target.copy_(result)
+
+
+def scale(array: Array, factor: float | None) -> None:
+    """Multiply a contribution by its factor, if there is one, in place and in the array's dtype."""
+    if factor is not None:
+        with np.errstate(all="ignore"):  # inf and NaN are results, not warnings
+            np.multiply(array, array.dtype.type(factor), out=array)
 
 
 def divide(array: Array, count: int) -> None:

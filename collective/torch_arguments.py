@@ -82,10 +82,29 @@ def operation_of(options: Any) -> str:
         if wanted == operation:
             return name
     kind = str(getattr(wanted, "op", wanted)).rpartition(".")[2]
-    raise Refused(
-        f"the reduction {kind} is not supported"
-        + ("; multiply before a SUM instead" if kind == "PREMUL_SUM" else "")
-    )
+    if kind == "PREMUL_SUM":
+        return "sum"
+    raise Refused(f"the reduction {kind} is not supported")
+
+
+def prescale_of(options: Any) -> float | None:
+    """The factor that a torch ``PREMUL_SUM`` carries; None for other reductions.
+
+    Raises:
+        Refused: a factor per element, or none at all.
+    """
+    wanted = getattr(options, "reduceOp", options)
+    if options is None or wanted != dist.ReduceOp.PREMUL_SUM:
+        return None
+    factor: Any = None
+    if isinstance(wanted, dist.ReduceOp):
+        state: Any = wanted.__getstate__()
+        factor = state[1]
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        raise Refused(f"PREMUL_SUM takes one factor, not {factor.numel()}")
+    if factor is None:
+        raise Refused("PREMUL_SUM needs its factor: pass dist._make_nccl_premul_sum(factor)")
+    return float(factor)
 
 
 def split_rows(

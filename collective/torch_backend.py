@@ -28,6 +28,7 @@ from collective.torch_arguments import (
     operation_of,
     pairs,
     plain,
+    prescale_of,
     root_of,
     split_rows,
     tensors_of,
@@ -161,7 +162,8 @@ class UnisonoProcessGroup(Identity):
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
             found, op = tensors_of(tensors), operation_of(opts)
-            return found, [(plain(one, op), op) for one in found]
+            factor = prescale_of(opts)
+            return found, [(plain(one, op), op, factor) for one in found]
 
         return self._run("all_reduce", opts, build)
 
@@ -171,7 +173,8 @@ class UnisonoProcessGroup(Identity):
     def reduce(self, tensors: Any, opts: Any = None) -> TorchWork:  # type: ignore[override]
         def build() -> Call:
             tensor, op = one_tensor(tensors), operation_of(opts)
-            return [tensor], [(plain(tensor, op), root_of(opts), op)]
+            factor = prescale_of(opts)
+            return [tensor], [(plain(tensor, op), root_of(opts), op, factor)]
 
         return self._run("reduce", opts, build)
 
@@ -180,9 +183,10 @@ class UnisonoProcessGroup(Identity):
     ) -> TorchWork:
         def build() -> Call:
             found, op = tensors_of(outputs), operation_of(opts)
+            factor = prescale_of(opts)
             lists = [inputs] if isinstance(inputs[0], torch.Tensor) else inputs
             return found, [
-                (plain(out, op), [plain(part, op) for part in parts], op)
+                (plain(out, op), [plain(part, op) for part in parts], op, factor)
                 for out, parts in pairs(found, lists)
             ]
 
@@ -198,8 +202,10 @@ class UnisonoProcessGroup(Identity):
     ) -> TorchWork:
         def build() -> Call:
             found, op = tensors_of(outputs), operation_of(opts)
+            factor = prescale_of(opts)
             return found, [
-                (plain(out, op), plain(whole, op), op) for out, whole in pairs(found, inputs)
+                (plain(out, op), plain(whole, op), op, factor)
+                for out, whole in pairs(found, inputs)
             ]
 
         return self._run("reduce_scatter", opts, build)

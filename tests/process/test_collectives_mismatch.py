@@ -70,6 +70,10 @@ CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
         ["bfloat16", "float32"],
     ),
     "reduction": (lambda r: reduced(torch.ones(3), "max" if r else "sum"), ["sum", "max"]),
+    "factor": (
+        lambda r: lambda group: group.all_reduce(torch.ones(3), prescale=0.25 if r else 0.5),
+        ["times 0.5", "times 0.25"],
+    ),
     "operation": (
         lambda r: broadcast(torch.ones(3), 0) if r else reduced(torch.ones(3)),
         ["broadcast", "all_reduce"],

@@ -187,6 +187,95 @@ def test_the_mean_divides_by_the_number_of_ranks(ranks: Ranks, n: int, strategy:
                 assert result.tolist() == [(n + 1) / 2] * numel
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_factor_is_applied_before_anything_is_combined(
+    ranks: Ranks, n: int, dtype: torch.dtype, strategy: str
+) -> None:
+    """A prescaled reduction is the reduction of scaled values; the neighbours and inputs stay."""
+    ops = ["sum", "mean", "product"] + ([] if dtype.is_complex else ["min", "max"])
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+
+    def right(op: str, factor: float) -> torch.Tensor:
+        stack = torch.stack([value(rank).to(wide) * factor for rank in range(n)])
+        table = {"sum": lambda: stack.sum(0), "mean": lambda: stack.mean(0),
+                 "product": lambda: stack.prod(0), "min": lambda: stack.amin(0),
+                 "max": lambda: stack.amax(0)}  # fmt: skip
+        return table[op]().to(dtype)
+
+    def value(rank: int) -> torch.Tensor:
+        return (torch.arange(7) - 3 + rank).to(dtype)
+
+    def work(group: Group, op: str, factor: float) -> None:
+        me, want = group.rank, right(op, factor)
+        room = torch.zeros(14, dtype=dtype)
+        room[::2] = value(me)
+        for tensor in (room[::2], value(me)):
+            group.all_reduce(tensor, op, prescale=factor)
+            torch.testing.assert_close(tensor, want)
+        assert room[1::2].count_nonzero() == 0
+        for dst in {0, n - 1}:
+            tensor = value(me)
+            group.reduce(tensor, dst, op, prescale=factor)
+            torch.testing.assert_close(tensor, want if me == dst else value(me))
+        inputs, output = [value(me) for _ in range(n)], torch.zeros(7, dtype=dtype)
+        group.reduce_scatter(output, inputs, op, prescale=factor)
+        torch.testing.assert_close(output, want)
+        assert all(torch.equal(part, value(me)) for part in inputs)
+
+    for op in ops:
+        for factor in (0.5, -2, 1 / 3):
+            ranks.get(n, strategy).run(work, op, factor)
+
+
+def test_a_sum_of_shares_is_the_mean(ranks: Ranks, strategy: str) -> None:
+    """A factor of 1/n gives the mean up to rounding, and keeps half floats from overflowing."""
+    for n in (2, 3, 7):
+        generator = torch.Generator().manual_seed(n)
+        parts = [torch.randn(1001, generator=generator) for _ in range(n)]
+
+        def work(group: Group, parts: list[torch.Tensor]) -> None:
+            mine = parts[group.rank]
+            one, two = mine.clone(), mine.clone()
+            group.all_reduce(one, prescale=1 / group.size)
+            group.all_reduce(two, "mean")
+            torch.testing.assert_close(one, two)
+            half = torch.full((3,), 40000.0, dtype=torch.float16)
+            group.all_reduce(half, prescale=1 / group.size)
+            torch.testing.assert_close(half, torch.full_like(half, 40000.0))
+
+        ranks.get(n, strategy).run(work, parts)
+
+
+def test_a_factor_without_a_meaning_is_refused(ranks: Ranks) -> None:
+    """Integers and bools take no factor, nothing takes NaN; tensors stay, the group goes on."""
+
+    def work(group: Group) -> None:
+        for tensor, factor, words in (
+            (torch.arange(4), 0.5, "int64"),
+            (torch.arange(4), 1, "int64"),
+            (torch.tensor([True]), 0.5, "bool"),
+            (torch.ones(2), math.nan, "nan"),
+            (torch.ones(2), "half", "'half'"),
+            (torch.ones(2), True, "True"),
+        ):
+            before = tensor.clone()
+            with pytest.raises(Refused, match=words):
+                group.all_reduce(tensor, prescale=factor)  # type: ignore[arg-type]
+            with pytest.raises(Refused, match=words):
+                group.reduce(tensor, 0, prescale=factor)  # type: ignore[arg-type]
+            with pytest.raises(Refused, match=words):
+                group.reduce_scatter(tensor, [tensor] * group.size, prescale=factor)  # type: ignore[arg-type]
+            assert torch.equal(tensor, before)
+        tensor = torch.ones(1)
+        group.all_reduce(tensor)
+        assert tensor.item() == group.size
+
+    for n in (1, 2):
+        ranks.get(n).run(work)
+
+
 def test_a_subgroup_divides_by_its_own_size(ranks: Ranks) -> None:
     """Two of four ranks have a mean of two."""
 

@@ -171,7 +171,7 @@ def test_a_hundred_reductions_in_a_row(four_ranks: RankPool) -> None:
 def test_a_refused_call_changes_nothing(two_ranks: RankPool) -> None:
     """What has no right answer is refused with a reason, and the next call works."""
     reasons = same(two_ranks.run(jobs.refused_calls))
-    words = ["sparse", "share memory", "mean of int64", "PREMUL_SUM", "band", "divisible", "meta"]
+    words = ["sparse", "share memory", "mean of int64", "prescale", "band", "divisible", "meta"]
     assert isinstance(reasons, list) and len(reasons) == len(words)
     for reason, word in zip(reasons, words, strict=True):
         assert word in reason

@@ -567,7 +567,7 @@ def refused_calls() -> list[str]:
         lambda: dist.all_reduce(sparse),
         lambda: dist.all_reduce(shared),
         lambda: dist.all_reduce(whole, dist.ReduceOp.AVG),
-        lambda: dist.all_reduce(torch.ones(2), premul),
+        lambda: dist.all_reduce(whole, premul),
         lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND),
         lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
         lambda: dist.broadcast(torch.ones(2, device="meta"), 0),

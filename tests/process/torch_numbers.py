@@ -22,6 +22,7 @@ def check(strategy: str) -> None:
         assert isinstance(group, dist.ProcessGroup)
         sums(group)
         means(group)
+        scaled(group)
         half_precision(group)
         not_a_number(group)
         truth(group)
@@ -47,6 +48,24 @@ def means(group: dist.ProcessGroup) -> None:
         value = torch.full((count,), float(rank + 1))
         dist.all_reduce(value, dist.ReduceOp.AVG, group=group)
         assert torch.equal(value, torch.full((count,), (size + 1) / 2)), count
+
+
+def scaled(group: dist.ProcessGroup) -> None:
+    """PREMUL_SUM multiplies each contribution first, by a number or a tensor of one."""
+    rank, size = dist.get_rank(group), group.size()
+    for factor in (0.5, torch.tensor([0.5])):
+        op = dist._make_nccl_premul_sum(factor)
+        want = size * (size + 1) / 4
+        value = torch.full((5,), rank + 1.0)
+        dist.all_reduce(value, op, group=group)
+        assert value.tolist() == [want] * 5
+        value = torch.full((5,), rank + 1.0)
+        dist.reduce(value, dst=0, op=op, group=group)
+        assert value.tolist() == [rank + 1.0 if rank else want] * 5
+        output = torch.zeros(2, dtype=torch.complex64)
+        inputs = torch.full((2 * size,), rank + 1j, dtype=torch.complex64)
+        dist.reduce_scatter_tensor(output, inputs, op, group=group)
+        assert output.tolist() == [size * (size - 1) / 4 + size / 2 * 1j] * 2
 
 
 def half_precision(group: dist.ProcessGroup) -> None:
