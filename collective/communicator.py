@@ -9,20 +9,12 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collective import errors
-from collective.descriptor import readable
-from collective.errors import (
-    CollectiveError,
-    DeadlineExceeded,
-    Mismatch,
-    OperationAborted,
-    PeerLost,
-    ProtocolError,
-    Refused,
-)
+from collective import diagnosis
+from collective.diagnosis import Heard
+from collective.errors import CollectiveError, ProtocolError, Refused
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind, Header
 from collective.messaging import Messaging
@@ -33,8 +25,6 @@ if TYPE_CHECKING:
     from collective.engine import Engine
 
 _log = logging.getLogger("unisono.collective")
-#: longest text of an error that travels in an abort frame
-_TEXT = 4000  # 48 kB at most as JSON, and a control frame holds 64
 
 
 class Communicator:
@@ -83,10 +73,8 @@ class Communicator:
         self._taken = 0
         #: (active operation, peer, its operation, its descriptor): a peer that is further
         self._ahead: tuple[int, int, int, bytes] | None = None
-        self._seen = dict.fromkeys(outlets, 0)
-        self._answered = dict.fromkeys(outlets, 0.0)
+        self._heard = {peer: Heard() for peer in outlets}
         self._asked_at = 0.0
-        self._on_lost: list[Callable[[BaseException], None]] = []
 
     def label(self, rank: int) -> str:
         """A rank with its node's name, for messages."""
@@ -96,6 +84,9 @@ class Communicator:
     def busy(self) -> bool:
         """Whether there is an operation that is not finished."""
         return bool(self.queue) or self.messaging.busy
+
+    def _active(self) -> Operation | None:
+        return self.queue[0] if self.queue else None
 
     # -- taking operations --------------------------------------------------------------------
 
@@ -119,18 +110,8 @@ class Communicator:
         operation.start()
         for peer, last in self.left.items():
             if operation.sequence > last:
-                self.fail(self._left_early(peer, last, operation))
+                self.fail(diagnosis.left_early(self, peer, last, operation))
                 return
-
-    def _left_early(self, peer: int, last: int, operation: Operation) -> PeerLost:
-        return PeerLost(
-            f"{self.label(peer)} left the group in order after operation {last}, but "
-            f"{operation.descriptor.operation} is operation {operation.sequence}",
-            rank=peer,
-            node=self.nodes[peer],
-            operation=operation.descriptor.operation,
-            sequence=operation.sequence,
-        )
 
     # -- driving ------------------------------------------------------------------------------
 
@@ -170,46 +151,20 @@ class Communicator:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 — ends the group, on every rank
             _log.exception("operation failed in group %s", self.name)
-            self.fail(self._wrapped(error))
+            self.fail(diagnosis.gave_up(self, error, self._active()))
         except BaseException as error:
             # what was interrupted may be another group's call than that of the thread that drives
             self.interrupt(error)
             raise
         return moved
 
-    def _wrapped(self, error: BaseException) -> OperationAborted:
-        operation = self.queue[0] if self.queue else None
-        wrapped = OperationAborted(
-            f"{self.label(self.rank)} gave up "
-            f"{self._named(operation)}: {type(error).__name__}: {error}",
-            rank=self.rank,
-            node=self.nodes[self.rank],
-            operation=operation.descriptor.operation if operation else None,
-            sequence=operation.sequence if operation else None,
-        )
-        wrapped.__cause__ = error
-        return wrapped
-
-    @staticmethod
-    def _named(operation: Operation | None) -> str:
-        if operation is None:
-            return "the group"
-        return f"{operation.descriptor.operation} (operation {operation.sequence})"
-
     def give_up(self, reason: BaseException) -> None:
         """This rank's program ends with an exception: the others are told which."""
-        self.fail(
-            OperationAborted(
-                f"{self.label(self.rank)} ended after operation {self.completed} with "
-                f"{type(reason).__name__}: {reason}",
-                rank=self.rank,
-                node=self.nodes[self.rank],
-            )
-        )
+        self.fail(diagnosis.ended(self, reason))
 
     def interrupt(self, error: BaseException) -> None:
         """The thread that drives was interrupted in an operation: nobody can go on."""
-        self.fail(self._wrapped(error))
+        self.fail(diagnosis.gave_up(self, error, self._active()))
 
     # -- links lost ---------------------------------------------------------------------------
 
@@ -228,29 +183,16 @@ class Communicator:
             if self.error is not None:
                 return
         if peer in self.left:
-            active = self.queue[0] if self.queue else None
+            active = self._active()
             if active is None:
                 gone = self.messaging.left_behind_by(peer)
                 if gone is not None:
                     self.fail(gone)
                 return
             if active.sequence > self.left[peer]:
-                self.fail(self._left_early(peer, self.left[peer], active))
+                self.fail(diagnosis.left_early(self, peer, self.left[peer], active))
                 return
-        operation = self.queue[0] if self.queue else None
-        phase = operation.phase() if operation is not None else None
-        where = f" during {self._named(operation)}" if operation else ""
-        self.fail(
-            PeerLost(
-                f"lost {self.label(peer)}{where}{f', {phase}' if phase else ''}: "
-                f"its connection ended ({reason})",
-                rank=peer,
-                node=self.nodes[peer],
-                operation=operation.descriptor.operation if operation else None,
-                sequence=operation.sequence if operation else None,
-                phase=phase,
-            )
-        )
+        self.fail(diagnosis.lost(self, peer, reason, self._active()))
 
     # -- control ------------------------------------------------------------------------------
 
@@ -318,39 +260,22 @@ class Communicator:
 
     def _handle_left(self, peer: int, last: int) -> None:
         self.left[peer] = last
-        self._seen[peer] = max(self._seen[peer], last)
-        active = self.queue[0] if self.queue else None
+        self._heard[peer].sequence = max(self._heard[peer].sequence, last)
+        active = self._active()
         if active is not None and active.sequence > last:
-            self.fail(self._left_early(peer, last, active))
+            self.fail(diagnosis.left_early(self, peer, last, active))
         self.messaging.peer_left(peer)
 
     def _handle_abort(self, peer: int, sequence: int, content: dict[str, object]) -> None:
-        kind = str(content.get("type"))
-        cls = getattr(errors, kind, OperationAborted)
-        if not (isinstance(cls, type) and issubclass(cls, CollectiveError)):
-            cls = OperationAborted
-        rank = content.get("rank")
-        text = str(content.get("message"))
-        reported = f" (reported by rank {content.get('reporter', peer)})"
-        if content.get("reporter", peer) != rank and not text.endswith(reported):
-            text += reported
-        error = cls(
-            text,
-            rank=rank if isinstance(rank, int) else None,
-            node=self.nodes[rank] if isinstance(rank, int) and 0 <= rank < self.size else None,
-            operation=str(content.get("operation")),
-            sequence=sequence or None,
-            phase=None if content.get("phase") is None else str(content["phase"]),
-        )
-        if cls is Refused:
+        error = diagnosis.from_content(self, peer, sequence, content)
+        if isinstance(error, Refused):
             self._end_refused(sequence, error)
         else:
             self.fail(error, reporter=content.get("reporter", peer))
 
     def _handle_status(self, peer: int, sequence: int, content: dict[str, object]) -> None:
-        self._seen[peer] = max(self._seen[peer], sequence)
-        self._answered[peer] = time.monotonic()
-        active = self.queue[0] if self.queue else None
+        self.saw(peer, sequence)
+        active = self._active()
         if content.get("ask"):
             body: dict[str, object] = {}
             if active is not None:
@@ -360,20 +285,7 @@ class Communicator:
         if active is None or not isinstance(theirs, str):
             return
         if sequence == active.sequence and theirs.encode() != active.descriptor.data:
-            raise self._mismatch(active, peer, sequence, theirs.encode())
-
-    def _mismatch(self, operation: Operation, peer: int, sequence: int, theirs: bytes) -> Mismatch:
-        at = f"operation {operation.sequence} of group {self.name}"
-        if sequence != operation.sequence:
-            at += f" (operation {sequence} on rank {peer})"
-        return Mismatch(
-            f"ranks disagree on {at}: {self.label(self.rank)} called "
-            f"{readable(operation.descriptor.data)}, {self.label(peer)} called {readable(theirs)}",
-            rank=peer,
-            node=self.nodes[peer],
-            operation=operation.descriptor.operation,
-            sequence=operation.sequence,
-        )
+            raise diagnosis.mismatch(self, active, peer, sequence, theirs.encode())
 
     def strange_frame(
         self, operation: CollectiveOperation, peer: int, link: Inlet, header: Header
@@ -389,7 +301,8 @@ class Communicator:
         Raises:
             Mismatch: the peer runs another operation.
         """
-        self._seen[peer] = max(self._seen[peer], header.sequence)
+        heard = self._heard[peer]
+        heard.sequence = max(heard.sequence, header.sequence)
         if header.sequence < operation.sequence:
             room = memoryview(bytearray(header.length))
             return link.read_into(room)
@@ -397,7 +310,7 @@ class Communicator:
         if header.sequence > operation.sequence:
             self._ahead = (operation.sequence, peer, header.sequence, descriptor)
             return False
-        raise self._mismatch(operation, peer, header.sequence, descriptor)
+        raise diagnosis.mismatch(self, operation, peer, header.sequence, descriptor)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -405,7 +318,7 @@ class Communicator:
         """This rank refused an operation: it ends on all ranks, the group stays usable."""
         self._taken = sequence
         self._refused.pop(sequence, None)
-        self.say_all(FrameKind.ABORT, sequence, self._content(error, self.rank))
+        self.say_all(FrameKind.ABORT, sequence, diagnosis.to_content(error, self.rank))
         self.completed = max(self.completed, sequence)
 
     def _end_refused(self, sequence: int, error: CollectiveError) -> None:
@@ -420,16 +333,6 @@ class Communicator:
                 self.completed = max(self.completed, sequence)
                 return
 
-    def _content(self, error: BaseException, reporter: object) -> dict[str, object]:
-        content: dict[str, object] = {
-            "type": type(error).__name__,
-            "message": str(error)[:_TEXT],
-            "reporter": reporter,
-        }
-        if isinstance(error, CollectiveError):
-            content.update(rank=error.rank, operation=error.operation, phase=error.phase)
-        return content
-
     def fail(self, error: BaseException, reporter: object = None) -> None:
         """Poison the group: end everything with `error`, and tell the other ranks once."""
         if self.error is not None:
@@ -441,7 +344,7 @@ class Communicator:
         if isinstance(error, CollectiveError) and error.sequence:
             sequence = error.sequence
         who = self.rank if reporter is None else reporter
-        self.say_all(FrameKind.ABORT, sequence, self._content(error, who))
+        self.say_all(FrameKind.ABORT, sequence, diagnosis.to_content(error, who))
         for operation in operations:
             if isinstance(operation, CollectiveOperation):
                 operation.release()
@@ -452,7 +355,7 @@ class Communicator:
 
     def next_tick(self, now: float) -> float | None:
         """Seconds until `tick` has something to do, or None while nothing is under way."""
-        operation = self.queue[0] if self.queue else None
+        operation = self._active()
         deadline = operation.deadline if operation is not None else None
         other = self.messaging.deadline()
         if other is not None and (deadline is None or other < deadline):
@@ -468,14 +371,14 @@ class Communicator:
         """Look after deadlines and stalls."""
         try:
             self.messaging.expire(now)
-            operation = self.queue[0] if self.queue else None
+            operation = self._active()
             if operation is None:
                 return
             if now >= operation.deadline:
-                raise self._overdue(operation)
+                raise diagnosis.overdue(self, operation, self._heard, self._asked_at)
             if now - max(self.moved_at, self._asked_at) >= self.stall:
                 if self._ahead is not None and self._ahead[0] == operation.sequence:
-                    raise self._mismatch(operation, *self._ahead[1:])
+                    raise diagnosis.mismatch(self, operation, *self._ahead[1:])
                 self._asked_at = now
                 body: dict[str, object] = {
                     "ask": True,
@@ -487,44 +390,8 @@ class Communicator:
         except CollectiveError as error:
             self.fail(error)
 
-    def _overdue(self, operation: Operation) -> DeadlineExceeded:
-        behind = [peer for peer in sorted(self._seen) if self._seen[peer] < operation.sequence]
-        waiting = operation.missing()
-        silent = [peer for peer in behind if self._answered[peer] < self._asked_at] or [
-            peer for peer in waiting if self._answered[peer] < self._asked_at
-        ]
-        name = operation.descriptor.operation
-        text = (
-            f"{self._named(operation)} of group {self.name} did not finish within "
-            f"{operation.timeout:g} s"
-        )
-        culprit: int | None = None
-        if silent and silent[0] in behind:
-            culprit = silent[0]
-            text += (
-                f": {self.label(culprit)} has not entered it (last known: operation "
-                f"{self._seen[culprit]}) and does not answer"
-            )
-        elif behind:
-            culprit = behind[0]
-            text += f": {self.label(culprit)} is still at operation {self._seen[culprit]}"
-        elif silent:
-            culprit = silent[0]
-            text += f": {self.label(culprit)} entered it but does not answer any more"
-        elif waiting:
-            culprit = waiting[0]
-            text += f": waiting for data from {self.label(culprit)}"
-        return DeadlineExceeded(
-            f"{text} ({operation.phase()})",
-            rank=culprit,
-            node=self.nodes[culprit] if culprit is not None else None,
-            operation=name,
-            sequence=operation.sequence,
-            phase=operation.phase(),
-        )
-
     def saw(self, peer: int, sequence: int) -> None:
-        """Data of operation `sequence` came from `peer`."""
-        if sequence > self._seen[peer]:
-            self._seen[peer] = sequence
-        self._answered[peer] = time.monotonic()
+        """Something of operation `sequence` came from `peer`."""
+        heard = self._heard[peer]
+        heard.sequence = max(heard.sequence, sequence)
+        heard.at = time.monotonic()

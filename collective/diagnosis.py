@@ -1,0 +1,188 @@
+"""What is said when an operation cannot go on: which rank, on which node, in what, and why.
+
+Pure functions from the state of a `Communicator` to an error, and from errors to the JSON of an
+abort frame and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collective import errors
+from collective.descriptor import readable
+from collective.errors import (
+    CollectiveError,
+    DeadlineExceeded,
+    Mismatch,
+    OperationAborted,
+    PeerLost,
+)
+from collective.operation import Operation
+
+if TYPE_CHECKING:
+    from collective.communicator import Communicator
+
+#: longest text of an error that travels in an abort frame
+_TEXT = 4000  # 48 kB at most as JSON, and a control frame holds 64
+
+
+@dataclass
+class Heard:
+    """What is known of one peer.
+
+    Attributes:
+        sequence: the latest operation in which it was seen.
+        at: monotonic time at which it last sent data or answered.
+    """
+
+    sequence: int = 0
+    at: float = 0.0
+
+
+def named(operation: Operation | None) -> str:
+    """An operation in words."""
+    if operation is None:
+        return "the group"
+    return f"{operation.descriptor.operation} (operation {operation.sequence})"
+
+
+def left_early(here: Communicator, peer: int, last: int, operation: Operation) -> PeerLost:
+    """`peer` left in order after operation `last`, and a later one needs it."""
+    return PeerLost(
+        f"{here.label(peer)} left the group in order after operation {last}, but "
+        f"{operation.descriptor.operation} is operation {operation.sequence}",
+        rank=peer,
+        node=here.nodes[peer],
+        operation=operation.descriptor.operation,
+        sequence=operation.sequence,
+    )
+
+
+def lost(here: Communicator, peer: int, reason: str, operation: Operation | None) -> PeerLost:
+    """The connection of `peer` ended without a word."""
+    phase = operation.phase() if operation is not None else None
+    where = f" during {named(operation)}" if operation else ""
+    return PeerLost(
+        f"lost {here.label(peer)}{where}{f', {phase}' if phase else ''}: "
+        f"its connection ended ({reason})",
+        rank=peer,
+        node=here.nodes[peer],
+        operation=operation.descriptor.operation if operation else None,
+        sequence=operation.sequence if operation else None,
+        phase=phase,
+    )
+
+
+def gave_up(
+    here: Communicator, error: BaseException, operation: Operation | None
+) -> OperationAborted:
+    """An exception of this rank ended `operation`."""
+    wrapped = OperationAborted(
+        f"{here.label(here.rank)} gave up {named(operation)}: {type(error).__name__}: {error}",
+        rank=here.rank,
+        node=here.nodes[here.rank],
+        operation=operation.descriptor.operation if operation else None,
+        sequence=operation.sequence if operation else None,
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def ended(here: Communicator, reason: BaseException) -> OperationAborted:
+    """This rank's program ends with an exception."""
+    return OperationAborted(
+        f"{here.label(here.rank)} ended after operation {here.completed} with "
+        f"{type(reason).__name__}: {reason}",
+        rank=here.rank,
+        node=here.nodes[here.rank],
+    )
+
+
+def mismatch(
+    here: Communicator, operation: Operation, peer: int, sequence: int, theirs: bytes
+) -> Mismatch:
+    """`peer` runs something else under its number `sequence`; `theirs` is its descriptor."""
+    at = f"operation {operation.sequence} of group {here.name}"
+    if sequence != operation.sequence:
+        at += f" (operation {sequence} on rank {peer})"
+    return Mismatch(
+        f"ranks disagree on {at}: {here.label(here.rank)} called "
+        f"{readable(operation.descriptor.data)}, {here.label(peer)} called {readable(theirs)}",
+        rank=peer,
+        node=here.nodes[peer],
+        operation=operation.descriptor.operation,
+        sequence=operation.sequence,
+    )
+
+
+def overdue(
+    here: Communicator, operation: Operation, heard: Mapping[int, Heard], asked_at: float
+) -> DeadlineExceeded:
+    """`operation` ran out of time; names who has not entered it, or stopped answering in it."""
+    behind = [peer for peer in sorted(heard) if heard[peer].sequence < operation.sequence]
+    waiting = operation.missing()
+    silent = [peer for peer in behind if heard[peer].at < asked_at] or [
+        peer for peer in waiting if heard[peer].at < asked_at
+    ]
+    text = f"{named(operation)} of group {here.name} did not finish within {operation.timeout:g} s"
+    culprit: int | None = None
+    if silent and silent[0] in behind:
+        culprit = silent[0]
+        text += (
+            f": {here.label(culprit)} has not entered it (last known: operation "
+            f"{heard[culprit].sequence}) and does not answer"
+        )
+    elif behind:
+        culprit = behind[0]
+        text += f": {here.label(culprit)} is still at operation {heard[culprit].sequence}"
+    elif silent:
+        culprit = silent[0]
+        text += f": {here.label(culprit)} entered it but does not answer any more"
+    elif waiting:
+        culprit = waiting[0]
+        text += f": waiting for data from {here.label(culprit)}"
+    return DeadlineExceeded(
+        f"{text} ({operation.phase()})",
+        rank=culprit,
+        node=here.nodes[culprit] if culprit is not None else None,
+        operation=operation.descriptor.operation,
+        sequence=operation.sequence,
+        phase=operation.phase(),
+    )
+
+
+def to_content(error: BaseException, reporter: object) -> dict[str, object]:
+    """What an abort frame says of `error`, which rank `reporter` met first."""
+    content: dict[str, object] = {
+        "type": type(error).__name__,
+        "message": str(error)[:_TEXT],
+        "reporter": reporter,
+    }
+    if isinstance(error, CollectiveError):
+        content.update(rank=error.rank, operation=error.operation, phase=error.phase)
+    return content
+
+
+def from_content(
+    here: Communicator, peer: int, sequence: int, content: dict[str, object]
+) -> CollectiveError:
+    """The error of which an abort frame of `peer` tells."""
+    cls = getattr(errors, str(content.get("type")), OperationAborted)
+    if not (isinstance(cls, type) and issubclass(cls, CollectiveError)):
+        cls = OperationAborted
+    rank = content.get("rank")
+    text = str(content.get("message"))
+    reporter = content.get("reporter", peer)
+    reported = f" (reported by rank {reporter})"
+    if reporter != rank and not text.endswith(reported):
+        text += reported
+    return cls(
+        text,
+        rank=rank if isinstance(rank, int) else None,
+        node=here.nodes[rank] if isinstance(rank, int) and 0 <= rank < here.size else None,
+        operation=str(content.get("operation")),
+        sequence=sequence or None,
+        phase=None if content.get("phase") is None else str(content["phase"]),
+    )
