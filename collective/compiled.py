@@ -34,7 +34,7 @@ def _chunked_cached(key: _ByIdentity, rank: int, count: int, itemsize: int) -> P
     schedule = key.schedule
     runs = split(count, schedule.chunks) if schedule.chunks else []
     places = [Place(0, start, length) for start, length in runs]
-    return _compile(schedule, rank, places, 1, itemsize)
+    return _compile(schedule, rank, places, 1, itemsize, joined=True)
 
 
 def listed(schedule: Schedule, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
@@ -45,11 +45,17 @@ def listed(schedule: Schedule, rank: int, sizes: tuple[int, ...], itemsize: int)
 @lru_cache(maxsize=512)
 def _listed_cached(key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
     places = [Place(slot, 0, size) for slot, size in enumerate(sizes)]
-    return _compile(key.schedule, rank, places, len(sizes), itemsize)
+    return _compile(key.schedule, rank, places, len(sizes), itemsize, joined=False)
 
 
 def _compile(
-    schedule: Schedule, rank: int, places: list[Place], buffers: int, itemsize: int
+    schedule: Schedule,
+    rank: int,
+    places: list[Place],
+    buffers: int,
+    itemsize: int,
+    *,
+    joined: bool,
 ) -> Program:
     """Compile with the user's slots at `places`, and scratch slots in one more buffer."""
     used = 0
@@ -61,6 +67,6 @@ def _compile(
         count = places[like].count
         everywhere.append(Place(buffers, used, count))
         used += count
-    program = compile_program(schedule, rank, everywhere, max(1, SEGMENT // itemsize))
+    program = compile_program(schedule, rank, everywhere, max(1, SEGMENT // itemsize), joined)
     program.scratch = used if schedule.scratch else None
     return program

@@ -17,6 +17,9 @@ from collective.schedule import Kind, Schedule
 
 Nodes = tuple[tuple[int, ...], ...]
 
+#: operations on one tensor, whose slots lie one behind the other
+ON_ONE_TENSOR = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST})
+
 
 @dataclass(frozen=True)
 class Link:

@@ -6,10 +6,10 @@ each call by `collective.engine`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collective.schedule import Act, Schedule
+from collective.schedule import Act, Move, Schedule, Span
 
 #: bytes of a segment: large enough to hide 20 µs of work per segment, small enough for the cache
 SEGMENT = 512 << 10
@@ -26,7 +26,12 @@ class Place:
 
 @dataclass(slots=True)
 class Part:
-    """One slot of one move, at this rank: a run of segments that are sent or received in order."""
+    """What one move does to a slot, or to several small ones, at this rank.
+
+    A run of segments that are sent or received in order; one segment if there are several slots.
+    Parts that share a slot have equally many segments: a slot that lies with others in one segment
+    is one segment by itself.
+    """
 
     index: int
     step: int
@@ -37,8 +42,8 @@ class Part:
     phase: str
     #: a receive is folded into its place; otherwise copied
     fold: bool = False
-    #: segment k may go when segment k of this receive has landed (−1: nothing to wait for)
-    after: int = -1
+    #: segment k may go when segment k of these receives has landed
+    after: tuple[int, ...] = ()
     #: receives that must have landed as a whole (tokens)
     after_all: tuple[int, ...] = ()
     #: segment k may land when segment k of these sends has left
@@ -62,6 +67,7 @@ def compile_program(
     rank: int,
     places: Sequence[Place | None],
     segment_elements: int,
+    joined: bool = False,
 ) -> Program:
     """The program of `rank`.
 
@@ -70,6 +76,8 @@ def compile_program(
         rank: whose part.
         places: where each slot lies at this rank; None for a slot that this rank never touches.
         segment_elements: elements per segment, at least 1.
+        joined: the user's slots lie one behind the other, and all ranks know the sizes of all of
+            them; so small ones of one move can travel in one segment.
     """
     program = Program()
     last_write: dict[int, int] = {}
@@ -92,12 +100,15 @@ def compile_program(
                 part = Part(len(program.sends), number, move.dst, -1, ((0, 0),), move.phase)
                 part.after_all = landed_before
                 _add(program.sends, program.outgoing, part)
-            for slot in move.read:
+            user_chunks = schedule.chunks if joined else 0
+            for slots in _together(move, user_chunks, places, segment_elements, move.read):
                 part = _part(
-                    len(program.sends), number, move.dst, places, slot, move.phase, segment_elements
-                )
-                part.after = last_write.get(slot, -1)
-                readers.setdefault(slot, []).append(part.index)
+                    len(program.sends), number, move.dst, places, slots, move.phase,
+                    segment_elements,
+                )  # fmt: skip
+                part.after = _written(last_write, slots)
+                for slot in slots:
+                    readers.setdefault(slot, []).append(part.index)
                 _add(program.sends, program.outgoing, part)
         for move in step:
             if move.dst != rank:
@@ -105,25 +116,49 @@ def compile_program(
             if not move.write.count:
                 part = Part(len(program.receives), number, move.src, -1, ((0, 0),), move.phase)
                 _add(program.receives, program.incoming, part)
-            for slot in move.write:
+            user_chunks = schedule.chunks if joined else 0
+            for slots in _together(move, user_chunks, places, segment_elements, move.write):
                 part = _part(
-                    len(program.receives),
-                    number,
-                    move.src,
-                    places,
-                    slot,
-                    move.phase,
+                    len(program.receives), number, move.src, places, slots, move.phase,
                     segment_elements,
-                )
+                )  # fmt: skip
                 part.fold = move.act is Act.FOLD
-                part.after = last_write.get(slot, -1)
-                part.after_sends = tuple(readers.get(slot, ()))
-                writes.append((slot, part.index))
+                part.after = _written(last_write, slots)
+                sends = (index for slot in slots for index in readers.get(slot, ()))
+                part.after_sends = tuple(dict.fromkeys(sends))
+                writes += [(slot, part.index) for slot in slots]
                 _add(program.receives, program.incoming, part)
         for slot, index in writes:
             last_write[slot] = index
             readers.pop(slot, None)
     return program
+
+
+def _together(
+    move: Move, chunks: int, places: Sequence[Place | None], segment: int, span: Span
+) -> Iterator[range]:
+    """The slots of `span`, the move's end at this rank, in runs that make one part each.
+
+    Sender and receiver must come to the same runs.  So only slots of the caller's are joined, of
+    which there are `chunks`, and which have the same sizes at both ends.
+    """
+    if move.read != move.write or move.read.end > chunks:
+        chunks = 0
+    start, size = span.start, 0
+    for slot in span:
+        place = places[slot]
+        count = place.count if place is not None else 0
+        if slot > start and (not chunks or size + count > segment):
+            yield range(start, slot)
+            start, size = slot, 0
+        size += count
+    if span.count:
+        yield range(start, span.end)
+
+
+def _written(last_write: Mapping[int, int], slots: Iterable[int]) -> tuple[int, ...]:
+    """The receives that wrote the slots last."""
+    return tuple(dict.fromkeys(last_write[slot] for slot in slots if slot in last_write))
 
 
 def _add(parts: list[Part], order: dict[int, list[int]], part: Part) -> None:
@@ -136,17 +171,18 @@ def _part(
     step: int,
     peer: int,
     places: Sequence[Place | None],
-    slot: int,
+    slots: range,
     phase: str,
     segment_elements: int,
 ) -> Part:
-    place = places[slot]
-    if place is None:
+    first, last = places[slots[0]], places[slots[-1]]
+    if first is None or last is None:
+        slot = slots[0] if first is None else slots[-1]
         raise ValueError(f"slot {slot} has no place, but step {step} uses it")
-    stop = place.start + place.count
-    cuts = range(place.start, stop, segment_elements)
+    stop = last.start + last.count
+    cuts = range(first.start, stop, segment_elements)
     segments = tuple((cut, min(cut + segment_elements, stop)) for cut in cuts)
-    return Part(index, step, peer, place.buffer, segments or ((place.start, place.start),), phase)
+    return Part(index, step, peer, first.buffer, segments or ((first.start, first.start),), phase)
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:

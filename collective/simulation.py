@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 from collective.cost import Link, Timing, Topology
@@ -23,6 +23,8 @@ def simulate(
     topology: Topology,
     sizes: tuple[int, ...],
     segment: int = SEGMENT,
+    *,
+    joined: bool = False,
 ) -> Timing:
     """Run `schedule` on `topology`.
 
@@ -31,6 +33,7 @@ def simulate(
         topology: where its ranks are.
         sizes: bytes of each of the user's slots (see `slot_sizes`).
         segment: bytes per segment.
+        joined: slots lie one behind the other (see `compile_program`).
     """
     if schedule.ranks != topology.ranks:
         raise ValueError(
@@ -38,7 +41,7 @@ def simulate(
         )
     if segment < 1:
         raise ValueError(f"a segment has at least 1 byte, not {segment}")
-    return _Simulation(schedule, topology, sizes, segment).run()
+    return _Simulation(schedule, topology, sizes, segment, joined).run()
 
 
 class _Way:
@@ -118,13 +121,18 @@ _Job = tuple[float, Callable[[_Lane, Part], None], _Lane, Part]
 
 class _Simulation:
     def __init__(
-        self, schedule: Schedule, topology: Topology, sizes: tuple[int, ...], segment: int
+        self,
+        schedule: Schedule,
+        topology: Topology,
+        sizes: tuple[int, ...],
+        segment: int,
+        joined: bool,
     ) -> None:
         self._now = 0.0
         self._topology = topology
         self._machine = topology.machine
         self._programs = [
-            compile_program(schedule, rank, _places(schedule, rank, sizes), segment)
+            compile_program(schedule, rank, _places(schedule, rank, sizes), segment, joined)
             for rank in range(schedule.ranks)
         ]
         self._left = [[0] * len(program.sends) for program in self._programs]
@@ -223,9 +231,10 @@ class _Simulation:
             return
         part, segment, rank = lane.parts[lane.place], lane.segment, lane.src
         landed = self._landed[rank]
-        if part.after >= 0 and landed[part.after] <= segment:
-            self._for_landed[rank].setdefault(part.after, []).append((self._send, lane))
-            return
+        for index in part.after:
+            if landed[index] <= segment:
+                self._for_landed[rank].setdefault(index, []).append((self._send, lane))
+                return
         receives = self._programs[rank].receives
         for index in part.after_all:
             if landed[index] < len(receives[index].segments):
@@ -284,10 +293,11 @@ class _Simulation:
         landed, left = self._landed[rank], self._left[rank]
         while lane.arrived:
             part, segment = lane.receives[lane.to_land], lane.to_land_segment
-            if part.after >= 0 and landed[part.after] <= segment:
-                self._for_landed[rank].setdefault(part.after, []).append((self._land, lane))
-                lane.blocked = True
-                return
+            for index in part.after:
+                if landed[index] <= segment:
+                    self._for_landed[rank].setdefault(index, []).append((self._land, lane))
+                    lane.blocked = True
+                    return
             for index in part.after_sends:
                 if left[index] <= segment:
                     self._for_left[rank].setdefault(index, []).append((self._land, lane))
@@ -312,8 +322,10 @@ class _Simulation:
 
 
 def _places(schedule: Schedule, rank: int, sizes: tuple[int, ...]) -> list[Place | None]:
-    places: list[Place | None] = [Place(slot, 0, size) for slot, size in enumerate(sizes)]
-    for scratch, like in enumerate(schedule.scratch_like(rank)):
-        slot = schedule.chunks + scratch
-        places.append(None if like is None else Place(slot, 0, sizes[like]))
+    ends = [*accumulate(sizes, initial=0)]
+    places: list[Place | None] = [
+        Place(0, start, size) for start, size in zip(ends[:-1], sizes, strict=True)
+    ]
+    for scratch, like in enumerate(schedule.scratch_like(rank), start=1):
+        places.append(None if like is None else Place(scratch, 0, sizes[like]))
     return places

@@ -150,8 +150,9 @@ class CollectiveOperation(Operation):
     # -- sending ----------------------------------------------------------------------------
 
     def _may_leave(self, part: Part, segment: int) -> bool:
-        if part.after >= 0 and self._landed[part.after] <= segment:
-            return False
+        for index in part.after:
+            if self._landed[index] <= segment:
+                return False
         if part.after_all:
             receives, landed = self._program.receives, self._landed
             return all(landed[index] == len(receives[index].segments) for index in part.after_all)
@@ -236,10 +237,11 @@ class CollectiveOperation(Operation):
     # -- receiving --------------------------------------------------------------------------
 
     def _may_land(self, part: Part, segment: int) -> bool:
-        if part.after >= 0 and self._landed[part.after] <= segment:
-            return False
-        left = self._left
-        return all(left[index] > segment for index in part.after_sends)
+        for index in part.after:
+            if self._landed[index] <= segment:
+                return False
+        left, sends = self._left, part.after_sends
+        return not sends or all(left[index] > segment for index in sends)
 
     def _receive(self, lane: _InLane) -> bool:
         link = lane.link

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from schedule_interpreter import FLAT, Memory, expected
 
-from collective.cost import slot_sizes
+from collective.cost import ON_ONE_TENSOR, slot_sizes
 from collective.program import Part, Place, Program, compile_program
 from collective.schedule import Kind, Schedule
 from collective.strategies import build
@@ -68,6 +68,7 @@ class Ranks:
     sizes: tuple[int, ...]
     memory: Memory
     segment: int
+    joined: bool
     rng: random.Random
     programs: list[Program] = field(init=False)
     lanes: list[Lane] = field(init=False)
@@ -84,7 +85,9 @@ class Ranks:
                 places.append(Place(0, start, size))
                 start += size
             self.offsets.append([place.start for place in places])
-            self.programs.append(compile_program(self.schedule, rank, places, self.segment))
+            self.programs.append(
+                compile_program(self.schedule, rank, places, self.segment, self.joined)
+            )
             self.values.append(
                 [self.memory[rank][slot] for slot, size in enumerate(sizes) for _ in range(size)]
             )
@@ -113,7 +116,7 @@ class Ranks:
             return False
         segment, landed = lane.sent[1], self.landed[lane.src]
         receives = self.programs[lane.src].receives
-        if part.after >= 0 and landed[part.after] <= segment:
+        if any(landed[index] <= segment for index in part.after):
             return False
         if any(landed[index] < len(receives[index].segments) for index in part.after_all):
             return False
@@ -128,7 +131,7 @@ class Ranks:
         if part is None or lane.under_way is None:
             return False
         segment = lane.landed[1]
-        if part.after >= 0 and self.landed[lane.dst][part.after] <= segment:
+        if any(self.landed[lane.dst][index] <= segment for index in part.after):
             return False
         if any(self.left[lane.dst][index] <= segment for index in part.after_sends):
             return False
@@ -160,9 +163,42 @@ def test_any_order_of_segments_gives_the_right_result(kind: Kind, strategy: str)
         for root in {0, ranks - 1}:
             schedule = build(strategy, kind, ranks, root, nodes=NODES if two else None)
             memory = [[rng.randrange(-99, 99) for _ in range(schedule.slots)] for _ in range(ranks)]
-            for nbytes, segment in ((0, 4), (7, 1), (29, 2), (40, 100)):
+            for nbytes, segment in ((0, 4), (7, 1), (7, 5), (29, 2), (40, 15), (40, 100)):
                 sizes = slot_sizes(kind, schedule, nbytes)
-                for _ in range(2):
-                    together = Ranks(schedule, sizes, memory, segment, rng)
+                for joined in (False, True) if kind in ON_ONE_TENSOR else (False,):
+                    together = Ranks(schedule, sizes, memory, segment, joined, rng)
                     together.run()
                     together.check(kind, root)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "frames"),
+    [("halving_doubling", 8, 6), ("halving_doubling", 16, 8), ("bruck", 4, 5), ("ring", 8, 14)],
+)
+def test_small_slots_of_a_move_travel_together(strategy: str, ranks: int, frames: int) -> None:
+    """A rank sends no more frames for a small tensor than the strategy has moves."""
+    schedule = build(strategy, Kind.ALL_REDUCE, ranks)
+    places = [Place(0, slot, 1) for slot in range(ranks)]
+    most = 0
+    for rank in range(ranks):
+        program = compile_program(schedule, rank, places, 1000, joined=True)
+        moves = [move for _, move in schedule.program(rank)]
+        assert len(program.sends) == sum(move.src == rank for move in moves)
+        assert len(program.receives) == sum(move.dst == rank for move in moves)
+        most = max(most, len(program.sends))
+    assert most == frames
+
+
+def test_slots_fill_at_most_one_segment() -> None:
+    """Both ends cut a move's slots into the same runs, none of them larger than a segment."""
+    schedule = build("bruck", Kind.ALL_REDUCE, 8)
+    places = [Place(0, 3 * slot, 3) for slot in range(8)]
+    programs = [compile_program(schedule, rank, places, 7, joined=True) for rank in range(8)]
+    for rank, program in enumerate(programs):
+        for peer, order in program.outgoing.items():
+            other = programs[peer]
+            sent = [program.sends[index].segments for index in order]
+            assert sent == [other.receives[index].segments for index in other.incoming[rank]]
+            assert all(len(segments) == 1 for segments in sent)
+            assert all(stop - start in (3, 6) for ((start, stop),) in sent)
+    assert (6, 12) in {segments[0] for part in programs[0].sends for segments in [part.segments]}
