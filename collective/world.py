@@ -36,6 +36,11 @@ class Peer:
     place: str = ""
 
 
+#: seconds after which a machine that answers nothing is given up by the links that wait for its
+#: data; a process that is stopped or busy does not count, since its machine's kernel answers
+_SILENCE = float(os.environ.get("UNISONO_PEER_SILENCE", "20"))
+
+
 class Wiring(Protocol):
     """How the groups of a rank get their links; one for sockets and one for memory."""
 
@@ -163,7 +168,7 @@ class World:
                 if near:
                     shared[peer] = sock, shared_memory.offer(sock, self.engine.bell)
                     continue
-                inlets[peer] = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
+                inlets[peer] = Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
             claimed = self._doorman.claim(name, others, deadline, labels)
             opened += [sock for sock, _ in claimed.values()]
             for peer, (sock, unread) in claimed.items():
@@ -254,7 +259,7 @@ class World:
                 time.monotonic() + timeout,
                 communicator.label(peer),
             )
-            inlet = Inlet(SocketEndpoint(sock, lost_after=self._lost_after))
+            inlet = Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
             self.engine.add_message_link(communicator, peer, inlet)
             self._dialled.add((name, peer))
 

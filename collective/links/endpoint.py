@@ -53,16 +53,19 @@ class SocketEndpoint:
     def __init__(self, sock: socket.socket, *, lost_after: float = 600.0) -> None:
         """Take over `sock`; data that nobody takes for `lost_after` seconds mean a lost peer.
 
-        The kernel counts a peer that is alive but does not read towards that time as well, so it
-        must not be shorter than the longest pause that is allowed.
+        The kernel counts a peer that is alive but does not read towards that time as well: where
+        data go out, it must not be shorter than the longest pause that is allowed.  Where they
+        only come in, it is how soon a machine that is gone is noticed, also in the middle of an
+        operation and on an idle link.
         """
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+            # TCP_USER_TIMEOUT replaces the number of probes: the last of them ends the connection
+            third = max(1, int(lost_after / 3))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(5, third))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(3, third))
             sock.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(lost_after * 1000), 2**31 - 1)
             )

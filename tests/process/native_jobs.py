@@ -34,6 +34,17 @@ def join(where: list[str], timeout: float = 30.0, strategy: str = "auto") -> Non
     )
 
 
+def join_some(where: dict[int, str], timeout: float) -> None:
+    """Make a group of some ranks of the pool, by their numbers in it; another one is left."""
+    global _group
+    if _group is not None:
+        _group.close()
+    _group = collective.init(
+        list(where).index(rank_of()), addresses=list(where.values()), secret="of-this-test",
+        timeout=timeout,
+    )  # fmt: skip
+
+
 def host() -> str:
     """The address at which the ranks listen."""
     assert _group is not None

@@ -56,9 +56,15 @@ class RankPool:
 
     Args:
         environment: more variables for every rank; a value may hold ``{rank}``.
+        prefixes: what stands before each rank's command line, by rank.
     """
 
-    def __init__(self, size: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        environment: Mapping[str, str] | None = None,
+        prefixes: Sequence[Sequence[str]] = (),
+    ) -> None:
         self.size = size
         # the store of a job outlives its groups, as torchrun's does
         self._store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -85,9 +91,10 @@ class RankPool:
             }
             for name, value in (environment or {}).items():
                 values[name] = value.replace("{rank}", str(rank))
+            prefix = prefixes[rank] if prefixes else ()
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(HERE / "rank_main.py"), str(theirs.fileno())],
+                    [*prefix, sys.executable, str(HERE / "rank_main.py"), str(theirs.fileno())],
                     env=values,
                     pass_fds=[theirs.fileno()],
                 )
