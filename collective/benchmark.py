@@ -11,11 +11,21 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from collective.schedule import Kind
+from collective.strategies import available, parse, resolve
+from collective.torch_backend import UnisonoProcessGroup
+
+#: the setting that means every strategy in turn, auto first
+ALL = "all"
+#: times the fastest's time: whoever takes so long is no candidate
+_HOPELESS = 4
 
 #: bus over algorithm bandwidth, by operation and ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
@@ -30,6 +40,9 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
 def main() -> None:
     work = json.loads(os.environ["UNISONO_BENCH"])
     torch.set_num_threads(1)
+    setting = os.environ.get("UNISONO_STRATEGY") or "auto"
+    if setting == ALL:
+        os.environ["UNISONO_STRATEGY"] = "auto"
     dist.init_process_group("unisono")
     peer = dist.new_group(backend=work["against"]) if work["against"] else None
     if work["what"] == "ddp":
@@ -39,9 +52,14 @@ def main() -> None:
     else:
         for nbytes in work["sizes"]:
             for operation in work["operations"]:
-                row = time_case(operation, nbytes, work["repeats"], peer, work["against"])
-                row |= place(work)
-                report(row)
+                settings = [setting]
+                if setting == ALL:
+                    settings = ["auto", *available(Kind(operation))]
+                rows = time_case(
+                    operation, nbytes, work["repeats"], settings, peer, work["against"]
+                )
+                for row in rows:
+                    report(row | place(work))
     dist.destroy_process_group()
 
 
@@ -58,12 +76,29 @@ def report(row: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
+@dataclass
+class Side:
+    """One of those that are timed in turn: our group under a setting, or the peer's."""
+
+    setting: str
+    group: Any
+    times: list[float] = field(default_factory=list)
+    #: too slow to be worth more than a look
+    hopeless: bool = False
+
+
 def time_case(
-    operation: str, nbytes: int, repeats: int | None, peer: Any, against: str | None
-) -> dict[str, Any]:
-    """Medians of one operation and size, ours and the peer's calls in turn.
+    operation: str,
+    nbytes: int,
+    repeats: int | None,
+    settings: Sequence[str],
+    peer: Any,
+    against: str | None,
+) -> list[dict[str, Any]]:
+    """Medians of one operation and size, of our settings and the peer, whose calls take turns.
 
     Each repeat is the mean of a few calls for small sizes, and the slowest rank's time counts.
+    Where several settings are compared, those that take far longer than the fastest are timed once.
     """
     size = dist.get_world_size()
     count = max(1, nbytes // 4)
@@ -86,50 +121,87 @@ def time_case(
             case "reduce_scatter":
                 dist.reduce_scatter_tensor(parts, whole, group=group)
 
-    groups = [None] if peer is None else [None, peer]
-    correct = all(check(operation, group, tensor, parts, whole, call) for group in groups)
-    times: dict[int, list[float]] = {index: [] for index in range(len(groups))}
+    def run(side: Side, calls: int) -> float:
+        dist.barrier(group=side.group)
+        if side.group is None:
+            set_strategy(side.setting)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call(side.group)
+        return (time.perf_counter() - start) / calls
+
+    ours = [Side(setting, None) for setting in settings]
+    sides = [*ours, *([] if peer is None else [Side(against or "", peer)])]
+    correct = []
+    for side in sides:
+        if side.group is None:
+            set_strategy(side.setting)
+        correct.append(check(operation, side.group, tensor, parts, whole, call))
     tensor.zero_()  # sums of zeros stay zeros: no overflow however often they are added
     parts.zero_()
     whole.zero_()
-    for repeat in range(-2, repeats):
-        for index, group in enumerate(groups):
-            dist.barrier(group=group)
-            start = time.perf_counter()
-            for _ in range(inner):
-                call(group)
-            elapsed = (time.perf_counter() - start) / inner
+    first = slowest([[run(side, min(inner, 3))] for side in sides])
+    if len(ours) > 1:
+        fastest = min(first[: len(ours)])[0]
+        for side, (seconds,) in zip(ours, first, strict=False):
+            side.hopeless = seconds > _HOPELESS * fastest and side.setting != "auto"
+    lively = [side for side in sides if not side.hopeless]
+    for repeat in range(-1, repeats):
+        # each is first now and then, and no two follow each other always
+        start = repeat % len(lively)
+        for side in (*lively[start:], *lively[:start]):
+            elapsed = run(side, inner)
             if repeat >= 0:
-                times[index].append(elapsed)
-    slowest = torch.tensor([times[index] for index in range(len(groups))], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    seconds = statistics.median(slowest[0].tolist())
-    row: dict[str, Any] = {
-        "op": operation,
-        "strategy": strategy_of(operation, nbytes),
-        "ranks": size,
-        "bytes": count * 4,
-        "repeats": repeats,
-        "seconds": seconds,
-        "algbw": count * 4 / seconds,
-        "busbw": count * 4 / seconds * BUS_FACTOR[operation](size),
-        "peer": against,
-        "peer_seconds": None,
-        "ratio": None,
-        "correct": correct,
-    }
-    if peer is not None:
-        row["peer_seconds"] = statistics.median(slowest[1].tolist())
-        row["ratio"] = seconds / row["peer_seconds"]
-    return row
+                side.times.append(elapsed)
+    set_strategy(settings[0])
+    for side, taken in zip(lively, slowest([side.times for side in lively]), strict=True):
+        side.times = taken
+    for side, taken in zip(sides, first, strict=True):
+        side.times = side.times or taken
+    medians = [statistics.median(side.times) for side in sides]
+    fixed = [
+        seconds for side, seconds in zip(ours, medians, strict=False) if side.setting != "auto"
+    ]
+    rows = []
+    for side, seconds, good in zip(ours, medians, correct, strict=False):
+        rows.append(
+            {
+                "op": operation,
+                "setting": side.setting,
+                "strategy": strategy_of(side.setting, operation, nbytes),
+                "ranks": size,
+                "bytes": count * 4,
+                "repeats": len(side.times),
+                "seconds": seconds,
+                "best": seconds / min(fixed) if side.setting == "auto" and fixed else None,
+                "algbw": count * 4 / seconds,
+                "busbw": count * 4 / seconds * BUS_FACTOR[operation](size),
+                "peer": against,
+                "peer_seconds": None if peer is None else medians[-1],
+                "ratio": None if peer is None else seconds / medians[-1],
+                "correct": good and (peer is None or correct[-1]),
+            }
+        )
+    return rows
 
 
-def strategy_of(operation: str, nbytes: int) -> str:
+def slowest(times: list[list[float]]) -> list[list[float]]:
+    """The slowest rank's time of each repeat."""
+    table = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(table, op=dist.ReduceOp.MAX)
+    found: list[list[float]] = table.tolist()
+    return found
+
+
+def set_strategy(text: str) -> None:
+    """Have our group follow another setting from its next call on; all ranks do so alike."""
+    world = dist.group.WORLD
+    assert isinstance(world, UnisonoProcessGroup)
+    world.group.strategy = parse(text)
+
+
+def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
-    from collective.schedule import Kind
-    from collective.strategies import resolve
-
-    setting = os.environ.get("UNISONO_STRATEGY") or "auto"
     return str(resolve(setting, Kind(operation), dist.get_world_size(), nbytes))
 
 

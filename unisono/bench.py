@@ -28,7 +28,9 @@ def collectives(
     ] = "8,64Ki,1Mi,25Mi,100Mi",
     operations: Annotated[str, typer.Option(help=f"Of {', '.join(OPERATIONS)}.")] = "all_reduce",
     against: Annotated[str, typer.Option(help="gloo, or none.")] = "gloo",
-    strategy: Annotated[str, typer.Option(help="auto, or one strategy for all.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="auto, one strategy, or all: each that exists, beside auto.")
+    ] = "auto",
     link: Annotated[
         str, typer.Option(help="websocket: as between nodes; shm: as between ranks of one node.")
     ] = "websocket",
@@ -167,8 +169,8 @@ def run_ranks(work: dict[str, Any], size: int, strategy: str) -> Iterator[dict[s
 
 
 _HEAD = (
-    f"{'operation':<15}{'strategy':<14}{'size':>9}{'time':>12}{'algbw':>12}{'busbw':>12}"
-    f"{'peer':>12}{'ratio':>8}"
+    f"{'operation':<15}{'strategy':<21}{'size':>9}{'time':>12}{'algbw':>12}{'busbw':>12}"
+    f"{'peer':>12}{'ratio':>8}{'best':>7}"
 )
 _DDP_HEAD = (
     f"{'operation':<15}{'buckets':<9}{'gradients':>10}{'step':>12}{'comm.':>12}{'exposed':>12}"
@@ -192,8 +194,11 @@ def _line(row: dict[str, Any]) -> str:
             f"{_time(row['communication_seconds']):>12}{_time(row['exposed_seconds']):>12}"
         )
     else:
+        best = "—" if row["best"] is None else f"{row['best']:.2f}"
+        wrong = f"{best:>7}{wrong}"
+        name = row["strategy"] if row["setting"] != "auto" else f"auto: {row['strategy']}"
         middle = (
-            f"{row['strategy']:<14}{size:>9}{_time(row['seconds']):>12}"
+            f"{name:<21}{size:>9}{_time(row['seconds']):>12}"
             f"{format_rate(row['algbw']):>12}{format_rate(row['busbw']):>12}"
         )
     return f"{row['op']:<15}{middle}{_time(row['peer_seconds']):>12}{ratio:>8}{wrong}"

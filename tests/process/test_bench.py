@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
+from collective.schedule import Kind
+from collective.strategies import available
+
 ROW = {
-    "op", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "algbw", "busbw",
-    "peer", "peer_seconds", "ratio", "correct",
+    "op", "setting", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "best",
+    "algbw", "busbw", "peer", "peer_seconds", "ratio", "correct",
 }  # fmt: skip
 
 
@@ -37,6 +40,23 @@ def test_rows_of_every_operation_are_right_and_add_up() -> None:
         assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"])
     ring = next(row for row in rows if row["op"] == "all_reduce" and row["bytes"] == 65536)
     assert ring["busbw"] == pytest.approx(ring["algbw"])  # 2(n−1)/n is 1 for two ranks
+
+
+@pytest.mark.timeout(110)
+def test_every_strategy_of_an_operation_is_timed_beside_auto() -> None:
+    """One row for auto and one per strategy that exists; auto's names what it costs to have it."""
+    done = bench(
+        "collectives", "--ranks", "3", "--sizes", "4Ki", "--repeats", "2", "--json",
+        "--operations", "reduce", "--strategy", "all", "--against", "none", "--link", "shm",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *others = json.loads(done.stdout)
+    assert first["setting"] == "auto"
+    assert [row["setting"] for row in others] == available(Kind.REDUCE)
+    assert all(row["correct"] and row["strategy"] == row["setting"] for row in others)
+    assert first["strategy"] in {row["strategy"] for row in others}
+    assert first["best"] == pytest.approx(first["seconds"] / min(row["seconds"] for row in others))
+    assert {row["best"] for row in others} == {None}
 
 
 @pytest.mark.timeout(110)
