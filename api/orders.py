@@ -14,7 +14,7 @@ from api.attempt import AttemptState, Part, RankInfo, members_of
 from api.cluster import NodeState
 from api.jobs import JobState, store
 from api.placement import Placement
-from collective.addresses import reachable_hosts
+from collective.addresses import meeting_address, reachable_hosts
 from collective.messages import End, Host, JobSpec, Launch, Plan, Prepare
 
 
@@ -118,7 +118,7 @@ def launch_message(attempt: AttemptState) -> Launch:
     return Launch(
         attempt=attempt.id,
         plan=attempt.plan,
-        master_address=attempt.plan.hosts[0].addresses[0],
+        master_address=meeting_address(attempt.plan.hosts),
         master_port=attempt.parts[0].store_port or 0,
     )
 

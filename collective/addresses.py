@@ -19,6 +19,7 @@ __all__ = [
     "choose_addresses",
     "format_address",
     "is_loopback",
+    "meeting_address",
     "parse_address",
     "reachable_hosts",
 ]
@@ -127,6 +128,19 @@ def reachable_hosts(hosts: Sequence[Host]) -> list[Host]:
         others = [entry for entry in host.addresses if not is_loopback(entry)]
         found.append(dataclasses.replace(host, addresses=others or host.addresses))
     return found
+
+
+def meeting_address(hosts: Sequence[Host]) -> str:
+    """The first host's address that all hosts can dial: the best one of a family that all have.
+
+    Where no family is common to all, or an address is a name, the first host's best.
+    """
+    first = hosts[0].addresses
+    for address in first:
+        family = _is_ipv6(address)
+        if all(any(_is_ipv6(entry) == family for entry in host.addresses) for host in hosts):
+            return address
+    return first[0]
 
 
 def _plain(address: str) -> str:

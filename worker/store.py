@@ -32,7 +32,9 @@ for line in sys.stdin:
         continue
     name = order["open"]
     try:
-        store = TCPStore("localhost", 0, None, True, wait_for_workers=False)
+        # no name: torch asks for IPv6 first, and where a hosts file gives `localhost` none and no
+        # name server answers, it asks for minutes; it listens at all addresses anyway
+        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         stores[name] = store
         answer = {"name": name, "port": store.port}
     except Exception as error:

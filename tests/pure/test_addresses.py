@@ -9,6 +9,7 @@ from collective.addresses import (
     choose_addresses,
     format_address,
     is_loopback,
+    meeting_address,
     parse_address,
     reachable_hosts,
 )
@@ -91,3 +92,14 @@ def test_loopback_stays_in_a_plan_only_if_all_share_it() -> None:
     far = Host(node="w3", addresses=["10.0.0.6"], data_port=3)
     assert reachable_hosts([near, also]) == [near, also]
     assert [host.addresses for host in reachable_hosts([near, far])] == [["10.0.0.5"], ["10.0.0.6"]]
+
+
+def test_all_meet_at_an_address_of_a_family_that_all_have() -> None:
+    """The first host's best address that every other can dial; its best where none is common."""
+    both = Host(node="w1", addresses=["10.0.0.1", "fdaa::1"], data_port=1)
+    old = Host(node="w2", addresses=["10.0.0.2"], data_port=1)
+    new = Host(node="w3", addresses=["fdaa::3"], data_port=1)
+    assert meeting_address([both, old]) == "10.0.0.1"
+    assert meeting_address([both, new]) == "fdaa::1"
+    assert meeting_address([new, both]) == "fdaa::3"
+    assert meeting_address([both, old, new]) == "10.0.0.1"

@@ -41,6 +41,9 @@ class Agent:
         self.home.mkdir(parents=True)
         self.log_path = folder / name / "agent.log"
         self.log_path.touch()
+        #: what stands before its command line, and the control plane's address for it
+        self.prefix: list[str] = []
+        self.url = server.url
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +56,7 @@ class Agent:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("UNISONO_")}
         environment |= {f"UNISONO_WORKER_{k.upper()}": str(v) for k, v in WORKER_TIMES.items()}
         environment |= {"HOME": str(self.home)}
-        if "127.0.0.1" in self.server.url:
+        if "127.0.0.1" in self.url:
             # a proxy that is not there must not keep the agent from its own machine
             environment["http_proxy"] = "http://127.0.0.1:9"
         files = [] if token is None else ["--token-file", str(self._token_file(token))]
@@ -61,7 +64,8 @@ class Agent:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "worker.cli", "join", self.server.url, *files),
+                    *self.prefix,
+                    *(sys.executable, "-m", "worker.cli", "join", self.url, *files),
                     *("--name", self.name, "--cpu-slots", str(self.slots)),
                     *("--data-port", "0", "--state-dir", str(self.state), *self.options),
                 ],
