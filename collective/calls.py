@@ -17,7 +17,7 @@ import torch
 
 from collective.arguments import Tensors, check_rank, cut, parts_of, rooted_parts
 from collective.communicator import Communicator
-from collective.compiled import chunked, listed
+from collective.compiled import chunked, listed, owned
 from collective.descriptor import Descriptor, describe
 from collective.errors import Refused
 from collective.messaging import Message
@@ -27,14 +27,17 @@ from collective.reduction import (
     Array,
     Buffer,
     Fold,
+    Narrow,
     ReduceOp,
     check_reduction,
     check_tensor,
     divide,
     fold_of,
+    is_widened,
     scale,
 )
 from collective.schedule import Kind, Schedule
+from collective.strategies import ORIGINALS
 from collective.transfer import CollectiveOperation
 from collective.work import Work
 from collective.world import Wiring
@@ -56,8 +59,13 @@ class Calls(ABC):
         """The group's links, unless it is closed or poisoned."""
 
     @abstractmethod
-    def _schedule(self, kind: Kind, nbytes: int, root: int = 0) -> tuple[Schedule, str]:
-        """The schedule that the group's strategy means for a call, and its name."""
+    def _schedule(
+        self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
+    ) -> tuple[Schedule, str]:
+        """The schedule that the group's strategy means for a call, and its name.
+
+        With `originals`, `auto` takes one in which no partial sums travel.
+        """
 
     @abstractmethod
     def _carry_out(self, operation: Operation, work: Work) -> None:
@@ -79,10 +87,13 @@ class Calls(ABC):
         nbytes: int,
         async_op: bool,
         timeout: float | None,
+        narrow: Narrow | None = None,
     ) -> Work:
         communicator = self._usable()
         limit = self.timeout if timeout is None else timeout
-        operation = CollectiveOperation(communicator, descriptor, limit, program, arrays, fold)
+        operation = CollectiveOperation(
+            communicator, descriptor, limit, program, arrays, fold, narrow
+        )
         operation.epilogue = epilogue
         work = Work(self, kind.value, operation, result, nbytes, async_op)
         self._carry_out(operation, work)
@@ -133,8 +144,11 @@ class Calls(ABC):
             raise self.refuse(error, "all_reduce") from None
         buffer = Buffer(tensor, widen=True)
         array = buffer.array
-        schedule, strategy = self._schedule(Kind.ALL_REDUCE, array.nbytes)
+        short = is_widened(tensor.dtype) and prescale is None
+        schedule, strategy = self._schedule(Kind.ALL_REDUCE, tensor.nbytes, originals=short)
         program = chunked(schedule, self.rank, array.size, array.itemsize)
+        count = self.size if op is ReduceOp.MEAN else 1
+        narrow = Narrow(tensor.dtype, count) if short and strategy in ORIGINALS else None
         descriptor = describe(
             "all_reduce", _name(tensor.dtype), tuple(tensor.shape), op.value, None, strategy,
             self._site(), _factor(prescale),
@@ -143,12 +157,13 @@ class Calls(ABC):
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
-                divide(array, self.size)
+                for start, stop in [(0, array.size)] if narrow is None else owned(program):
+                    divide(array[start:stop], self.size)
             buffer.commit()
 
         return self._issue(
             Kind.ALL_REDUCE, descriptor, program, (array,), fold_of(op, tensor.dtype), epilogue,
-            tensor, array.nbytes, async_op, timeout,
+            tensor, tensor.nbytes, async_op, timeout, narrow,
         )  # fmt: skip
 
     def reduce(
@@ -256,8 +271,10 @@ class Calls(ABC):
         except Refused as error:
             raise self.refuse(error, "reduce_scatter") from None
         wide = [Buffer(part, widen=True, private=True).array for part in parts]
-        total = sum(array.nbytes for array in wide)
-        schedule, strategy = self._schedule(Kind.REDUCE_SCATTER, total)
+        total = sum(part.nbytes for part in parts)
+        short = is_widened(output.dtype) and prescale is None
+        schedule, strategy = self._schedule(Kind.REDUCE_SCATTER, total, originals=short)
+        narrow = Narrow(output.dtype, 1) if short and strategy in ORIGINALS else None
         program = listed(schedule, self.rank, tuple(array.size for array in wide), wide[0].itemsize)
         shape = None if len({part.numel() for part in parts}) > 1 else tuple(output.shape)
         descriptor = describe(
@@ -281,7 +298,7 @@ class Calls(ABC):
 
         return self._issue(
             Kind.REDUCE_SCATTER, descriptor, program, wide, fold_of(op, output.dtype), epilogue,
-            output, total, async_op, timeout,
+            output, total, async_op, timeout, narrow,
         )  # fmt: skip
 
     def all_gather(

@@ -48,6 +48,11 @@ def _listed_cached(key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize
     return _compile(key.schedule, rank, places, len(sizes), itemsize, joined=False)
 
 
+def owned(program: Program) -> list[tuple[int, int]]:
+    """The runs [start, stop) of the first buffer whose final values this rank computes."""
+    return [(place.start, place.start + place.count) for place in program.own]
+
+
 def _compile(
     schedule: Schedule,
     rank: int,

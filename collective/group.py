@@ -22,7 +22,16 @@ from collective.links.handshake import valid_name
 from collective.links.link import Outlet
 from collective.operation import Operation, again
 from collective.schedule import Kind, Schedule
-from collective.strategies import TwoLevel, build, nodes_of, parse, resolve
+from collective.strategies import (
+    Auto,
+    Flat,
+    TwoLevel,
+    build,
+    choose_originals,
+    nodes_of,
+    parse,
+    resolve,
+)
 from collective.work import Work
 from collective.world import Wiring, part
 
@@ -265,8 +274,14 @@ class Group(Calls):
                 clock.blocked(operation.issued, operation.done_at)
             operation.raise_error()
 
-    def _schedule(self, kind: Kind, nbytes: int, root: int = 0) -> tuple[Schedule, str]:
-        choice = resolve(self.strategy, kind, self.size, nbytes)
+    def _schedule(
+        self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
+    ) -> tuple[Schedule, str]:
+        choice: Flat | TwoLevel
+        if originals and isinstance(self.strategy, Auto):
+            choice = choose_originals(kind, self.size, nbytes)
+        else:
+            choice = resolve(self.strategy, kind, self.size, nbytes)
         nodes = self._node_sets if isinstance(choice, TwoLevel) else None
         return build(choice, kind, self.size, root, nodes=nodes), str(choice)
 

@@ -60,6 +60,8 @@ class Program:
     incoming: dict[int, list[int]] = field(default_factory=dict)
     #: elements of one more buffer, for slots that are not the caller's; None: no such slots
     scratch: int | None = None
+    #: places of the user's slots whose final value this rank computes, and does not receive
+    own: tuple[Place, ...] = ()
 
 
 def compile_program(
@@ -131,7 +133,17 @@ def compile_program(
         for slot, index in writes:
             last_write[slot] = index
             readers.pop(slot, None)
+    program.own = tuple(
+        place
+        for slot, place in enumerate(places[: schedule.chunks])
+        if place is not None
+        and (slot not in last_write or _is_own(program.receives[last_write[slot]], rank))
+    )
     return program
+
+
+def _is_own(last: Part, rank: int) -> bool:
+    return last.fold or last.peer == rank
 
 
 def _together(

@@ -226,3 +226,35 @@ def scale(array: Array, factor: float | None) -> None:
 def divide(array: Array, count: int) -> None:
     """Turn a sum into the mean of `count` contributions, in place."""
     np.divide(array, count, out=array)
+
+
+class Narrow:
+    """Sixteen-bit floats on the wire, float32 in the fold.
+
+    For schedules in which no partial sum travels (`collective.strategies.ORIGINALS`): what is sent
+    is either a rank's original, which float32 holds exactly, or a final result, which is divided
+    and cast here as its owner does at the end.  So half the bytes travel, and every rank gets
+    the same ones.
+    """
+
+    def __init__(self, dtype: torch.dtype, divisor: int) -> None:
+        """Send as `dtype`; results are divided by `divisor` first."""
+        self._dtype = dtype
+        self._divisor = divisor
+
+    def pack(self, values: Array, final: bool) -> memoryview:
+        """The bytes to send for a run of float32 values."""
+        if final and self._divisor != 1:
+            values = values / np.float32(self._divisor)
+        narrow = torch.from_numpy(values).to(self._dtype).view(torch.uint8)
+        data: Array = narrow.numpy()
+        return data.data
+
+    def unpack(self, data: Array) -> Array:
+        """The float32 values of received bytes."""
+        return torch.from_numpy(data).view(self._dtype).to(torch.float32).numpy()
+
+
+def is_widened(dtype: torch.dtype) -> bool:
+    """Whether tensors of `dtype` are folded in float32."""
+    return dtype in _WIDENED

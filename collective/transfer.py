@@ -14,7 +14,7 @@ from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
 from collective.links.wire import FrameKind, Header
 from collective.operation import LinkLost, Operation
 from collective.program import Part, Program
-from collective.reduction import Array, Fold
+from collective.reduction import Array, Fold, Narrow
 
 if TYPE_CHECKING:
     from collective.communicator import Communicator
@@ -80,6 +80,7 @@ class CollectiveOperation(Operation):
         program: Program,
         buffers: Sequence[Array],
         fold: Fold | None,
+        narrow: Narrow | None = None,
     ) -> None:
         super().__init__(communicator, descriptor, timeout)
         self._program = program
@@ -87,7 +88,9 @@ class CollectiveOperation(Operation):
             buffers = [*buffers, np.empty(program.scratch, dtype=buffers[0].dtype)]
         self._arrays = buffers
         self._views = [array.data.cast("B") if array.size else memoryview(b"") for array in buffers]
-        self._itemsizes = [array.itemsize for array in buffers]
+        #: bytes of an element on the wire
+        self._itemsizes = [2 if narrow is not None else array.itemsize for array in buffers]
+        self._narrow = narrow
         self._fold = fold
         self._left = [0] * len(program.sends)
         self._landed = [0] * len(program.receives)
@@ -172,8 +175,12 @@ class CollectiveOperation(Operation):
                 size = 0
                 payload = None
                 if stop > start:
-                    width = self._itemsizes[part.buffer]
-                    payload = self._views[part.buffer][start * width : stop * width]
+                    if self._narrow is None:
+                        width = self._itemsizes[part.buffer]
+                        payload = self._views[part.buffer][start * width : stop * width]
+                    else:
+                        values = self._arrays[part.buffer][start:stop]
+                        payload = self._narrow.pack(values, final=bool(part.after))
                     size = len(payload)
                 first = lane.place == 0 and lane.segment == 0
                 head = frame_head(
@@ -266,7 +273,7 @@ class CollectiveOperation(Operation):
                 else:
                     width = self._itemsizes[part.buffer]
                     may_land = self._may_land(part, lane.segment)
-                    lane.direct = may_land and not part.fold
+                    lane.direct = may_land and not part.fold and self._narrow is None
                     if may_land and part.fold and self._fold_in_place(lane, part, start, stop):
                         lane.direct = True
                         lane.view = memoryview(b"")
@@ -285,9 +292,11 @@ class CollectiveOperation(Operation):
                     return moved
                 assert lane.room is not None
                 array = self._arrays[part.buffer]
-                width = array.itemsize
                 target = array[start:stop]
-                source = lane.room[: (stop - start) * width].view(array.dtype)
+                data = lane.room[: (stop - start) * self._itemsizes[part.buffer]]
+                source = (
+                    data.view(array.dtype) if self._narrow is None else self._narrow.unpack(data)
+                )
                 if part.fold:
                     assert self._fold is not None
                     self._fold(target, source, target)
@@ -316,7 +325,9 @@ class CollectiveOperation(Operation):
         array = self._arrays[part.buffer]
         target = array[start:stop]
         assert self._fold is not None
-        self._fold(target, np.frombuffer(payload, dtype=array.dtype), target)
+        data = np.frombuffer(payload, dtype=np.uint8)
+        source = data.view(array.dtype) if self._narrow is None else self._narrow.unpack(data)
+        self._fold(target, source, target)
         lane.link.drop()
         return True
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from collective.schedule import Collective, Kind, Schedule
 from collective.strategies import two_level
-from collective.strategies.choice import choose
+from collective.strategies.choice import ORIGINALS, choose, choose_originals
 from collective.strategies.registry import BUILDERS, available, build_flat
 from collective.strategies.spelling import Auto, Flat, Strategy, TwoLevel, parse
 from collective.strategies.two_level import nodes_of
 
 __all__ = [
+    "ORIGINALS",
     "Auto",
     "Flat",
     "Strategy",
@@ -23,6 +24,7 @@ __all__ = [
     "available",
     "build",
     "choose",
+    "choose_originals",
     "collective_of",
     "nodes_of",
     "parse",

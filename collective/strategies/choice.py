@@ -59,3 +59,21 @@ def choose(kind: Kind, ranks: int, nbytes: int) -> Flat:
         nbytes: bytes of the whole tensor (the same on all ranks, so all choose alike).
     """
     return next(rule.strategy for rule in RULES if rule.fits(kind, ranks, nbytes))
+
+
+#: strategies of reductions in which only originals and final results travel, no partial sums
+ORIGINALS = ("direct", "scatter_allgather")
+
+
+def choose_originals(kind: Kind, ranks: int, nbytes: int) -> Flat:
+    """The strategy of `auto` for sixteen-bit floats, which then travel as they are.
+
+    Partial sums would have to travel in float32; so tensors go directly to who folds them, whole
+    when they are small and there are few ranks.
+    """
+    if kind is Kind.REDUCE_SCATTER:
+        return Flat("direct")
+    if kind is Kind.ALL_REDUCE:
+        small = nbytes < 64 * _KIB and ranks <= 8
+        return Flat("direct") if small else Flat("scatter_allgather")
+    return choose(kind, ranks, nbytes)

@@ -14,7 +14,7 @@ from collective.errors import CollectiveError, Refused
 from collective.group import Group
 from collective.reduction import ReduceOp, fold_of
 
-STRATEGIES = ["ring", "tree:2", "centralized"]
+STRATEGIES = ["ring", "tree:2", "centralized", "auto"]
 
 
 @pytest.fixture(scope="module")
@@ -380,3 +380,45 @@ def test_the_tensor_of_a_failed_group_says_so(ranks: Ranks) -> None:
             group.barrier()
 
     ranks.get(2).run(work)
+
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("count", [1, 5, 100_003])
+def test_half_floats_are_folded_in_the_order_of_ranks(
+    ranks: Ranks, n: int, count: int, dtype: torch.dtype
+) -> None:
+    """By default the result is, bit for bit, the float32 sum by rank order, divided, cast once."""
+    generator = torch.Generator().manual_seed(count)
+    values = [torch.randn(count, generator=generator).to(dtype) for _ in range(n)]
+    total = values[0].float()
+    for value in values[1:]:
+        total = total + value.float()
+    for result in summed(ranks.get(n, "auto"), values):
+        assert torch.equal(result, total.to(dtype))
+    for result in summed(ranks.get(n, "auto"), values, "mean"):
+        assert torch.equal(result, (total / n).to(dtype))
+
+    def scattered(group: Group) -> torch.Tensor:
+        output = torch.zeros(count, dtype=dtype)
+        group.reduce_scatter(output, [values[group.rank]] * n, "mean")
+        return output
+
+    for result in ranks.get(n, "auto").run(scattered):
+        assert torch.equal(result, (total / n).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_half_floats_travel_as_half_floats(ranks: Ranks, n: int, dtype: torch.dtype) -> None:
+    """By default an all-reduce sends 2(n−1)/n of the tensor's own bytes per rank, and no more."""
+    count = 600_000
+
+    def work(group: Group) -> int:
+        return group.all_reduce(torch.ones(count, dtype=dtype)).timing.sent
+
+    for sent in ranks.get(n, "auto").run(work):
+        assert sent == pytest.approx(2 * (n - 1) / n * 2 * count, rel=0.01)
