@@ -58,6 +58,27 @@ def not_found(kind: str, name: str) -> Problem:
 _CODES = {404: "not-found", 405: "method-not-allowed", 401: "not-authenticated"}
 
 
+def _unreadable(request: Request, error: RequestValidationError) -> Problem | None:
+    """What is said of a body that is no JSON at all."""
+    for entry in error.errors():
+        if entry["type"] == "json_invalid":
+            where = (
+                f"the body is not JSON, at character {entry['loc'][-1]}: {entry['ctx']['error']}"
+            )
+            return Problem(
+                422, "input-invalid", where, fields=[{"field": "", "message": "not JSON"}]
+            )
+        kind = request.headers.get("content-type", "")
+        if tuple(entry["loc"]) == ("body",) and entry.get("input") and "json" not in kind:
+            return Problem(
+                415,
+                "media-type-unsupported",
+                f"the body must be JSON, with the header Content-Type: application/json; it came "
+                f"as {kind!r:.80}",
+            )
+    return None
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the application a problem."""
 
@@ -84,6 +105,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        # The framework answers 400 to whatever ends the reading of a body; ours says what.
+        if isinstance(error.__cause__, Problem):
+            return error.__cause__.response()
         code = _CODES.get(error.status_code, f"http-{error.status_code}")
         detail = {
             404: "there is nothing at this address",
@@ -93,7 +117,9 @@ def install(app: FastAPI) -> None:
         return Problem(error.status_code, code, detail, headers=headers).response()
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        if (problem := _unreadable(request, error)) is not None:
+            return problem.response()
         fields = []
         for entry in error.errors():
             where = [str(part) for part in entry["loc"] if part not in ("body", "query", "path")]

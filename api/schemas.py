@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from api import examples
 from collective.strategies import parse
 
 Role = Literal["viewer", "operator", "admin", "node"]
@@ -171,6 +172,12 @@ class JobRequest(Input):
 class JoinRequest(Input):
     """A node that wants to belong to the cluster."""
 
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"agent_id": "5c1d0a7e93b24f6d", "name": "w1", "hostname": "host1"}]
+        },
+    )
     agent_id: str = Field(min_length=8, max_length=128, pattern="^[A-Za-z0-9._-]+$")
     name: NodeName
     hostname: Annotated[str, Field(max_length=255), AfterValidator(without_nul)]
@@ -179,6 +186,11 @@ class JoinRequest(Input):
 class JoinAnswer(BaseModel):
     """The node's own credential, shown this once."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"node_id": "n-2ee4389bb500", "name": "w1", "credential": "un_node_7Qd…"}]
+        }
+    )
     node_id: str
     name: str
     credential: str
@@ -199,6 +211,9 @@ class TokenRequest(Input):
 class CodeRequest(Input):
     """A one-time login code."""
 
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"code": "un_code_4Zr…"}]}
+    )
     code: str = Field(min_length=1, max_length=200)
 
 
@@ -255,6 +270,7 @@ class Cause(BaseModel):
 class Job(BaseModel):
     """A job and how far it is."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.JOB]})
     id: str
     name: str
     state: Literal[
@@ -292,6 +308,7 @@ class Device(BaseModel):
 class Node(BaseModel):
     """A machine that joined."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.NODE]})
     id: str
     name: str
     hostname: str
@@ -312,6 +329,7 @@ class Node(BaseModel):
 class Rank(BaseModel):
     """One rank of a job's attempt."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.RANK]})
     rank: int
     node: str
     local_rank: int
@@ -331,6 +349,7 @@ class Rank(BaseModel):
 class Token(BaseModel):
     """A token without its secret."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.TOKEN]})
     id: str
     name: str
     role: Role
@@ -344,6 +363,9 @@ class Token(BaseModel):
 class NewToken(Token):
     """A token that has just been made, with its secret, which is shown this once."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [examples.TOKEN | {"token": "un_api_Spw…"}]}
+    )
     token: str
 
 

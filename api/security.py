@@ -18,7 +18,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
@@ -40,6 +39,9 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
+                if scope["scheme"] == "https":
+                    # over http browsers ignore it, with an error on the console of each page
+                    headers.setdefault("Cross-Origin-Opener-Policy", "same-origin")
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 

@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
 
-from api import models, queries
+from api import examples, models, queries
 from api.auth import ORDER, shown
 from api.control import Control
 from api.deps import Caller, ControlDep, Operator, Viewer
 from api.errors import Problem, not_found
+from api.examples import answer
 from api.schemas import CodeRequest, NewToken, TokenPage, TokenRequest
 from api.sessions import clear_cookie, login_url, redeem_code, set_cookie
 
@@ -70,7 +71,7 @@ async def delete_token(control: ControlDep, who: Operator, token_id: str) -> Res
     return Response(status_code=204)
 
 
-@router.post("/login-codes", status_code=201)
+@router.post("/login-codes", status_code=201, responses=answer(examples.LOGIN_CODE, 201))
 async def post_login_code(request: Request, control: ControlDep, who: Viewer) -> dict[str, Any]:
     """Make a one-time code for a browser's login."""
     issued = await control.tokens.issue("code", who.role, who.name, control.settings.login_code_ttl)
@@ -82,7 +83,7 @@ async def post_login_code(request: Request, control: ControlDep, who: Viewer) ->
     }
 
 
-@router.post("/session", status_code=201)
+@router.post("/session", status_code=201, responses=answer(examples.NEW_SESSION, 201))
 async def post_session(
     request: Request, response: Response, control: ControlDep, body: CodeRequest
 ) -> dict[str, Any]:
@@ -98,7 +99,7 @@ async def post_session(
     }
 
 
-@router.get("/session")
+@router.get("/session", responses=answer(examples.SESSION))
 async def get_session(who: Caller) -> dict[str, Any]:
     """Who the caller is."""
     return {

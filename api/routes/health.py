@@ -6,10 +6,13 @@ import importlib.metadata
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 from sqlalchemy import text
 
+from api import examples
 from api.deps import ControlDep, Viewer
 from api.errors import Problem
+from api.examples import answer
 from api.queries import cluster_snapshot
 from api.routes.jobs import LastEventId, event_stream
 from collective.messages import AGENT_PROTOCOL
@@ -18,13 +21,13 @@ router = APIRouter(tags=["server"])
 cluster_router = APIRouter(tags=["nodes"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=answer({"status": "ok"}))
 async def healthz() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses=answer({"status": "ready"}))
 async def readyz(control: ControlDep) -> dict[str, str]:
     """The database answers too, and jobs are being handled."""
     if not control.ready:
@@ -33,7 +36,7 @@ async def readyz(control: ControlDep) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/version")
+@router.get("/version", responses=answer(examples.VERSION))
 async def version() -> dict[str, str]:
     """Versions of the server and of its agents' protocol."""
     return {
@@ -43,7 +46,7 @@ async def version() -> dict[str, str]:
     }
 
 
-@cluster_router.get("/events")
+@cluster_router.get("/events", response_class=StreamingResponse)
 async def get_events(
     request: Request, control: ControlDep, who: Viewer, last_event_id: LastEventId = None
 ) -> Any:

@@ -15,11 +15,12 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api import models, queries
+from api import examples, models, queries
 from api.auth import Principal
 from api.control import Control
 from api.deps import ControlDep, Operator, Viewer
 from api.errors import Problem
+from api.examples import answer
 from api.jobs import show
 from api.logs import Piece
 from api.schemas import Job, JobPage, JobRequest, RankPage
@@ -153,7 +154,7 @@ async def get_ranks(
     return await queries.list_ranks(control, job_id, cursor, limit)
 
 
-@router.get("/{job_id}/steps")
+@router.get("/{job_id}/steps", responses=answer(examples.STEPS))
 async def get_steps(
     control: ControlDep,
     _who: Viewer,
@@ -166,7 +167,7 @@ async def get_steps(
     return await queries.read_steps(control, job_id, from_step, limit, rank)
 
 
-@router.get("/{job_id}/metrics")
+@router.get("/{job_id}/metrics", responses=answer(examples.METRICS))
 async def get_metrics(
     control: ControlDep,
     _who: Viewer,

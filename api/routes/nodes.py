@@ -13,12 +13,13 @@ from fastapi.responses import FileResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api import models, queries
+from api import examples, models, queries
 from api.auth import Issued, Tokens, revoke_of_node
 from api.cluster import NodeState
 from api.control import Control
 from api.deps import ControlDep, NodeOrOperator, NodeOrViewer, Operator, Viewer, bearer
 from api.errors import Problem, not_found
+from api.examples import answer
 from api.schemas import JoinAnswer, JoinRequest, Node, NodePage, RendezvousRequest, shown
 
 router = APIRouter(tags=["nodes"])
@@ -167,7 +168,7 @@ async def join(request: Request, control: ControlDep, body: JoinRequest) -> Any:
     return JoinAnswer(node_id=row.id, name=row.name, credential=issued.secret)
 
 
-@router.post("/bundles", status_code=201, tags=["jobs"])
+@router.post("/bundles", status_code=201, tags=["jobs"], responses=answer(examples.BUNDLE, 201))
 async def post_bundle(request: Request, control: ControlDep, _who: Operator) -> dict[str, Any]:
     """Upload job code: the body is a `.tar.gz`."""
     digest, size, files = await control.bundles.receive(request.stream())
@@ -191,7 +192,7 @@ async def get_bundle(control: ControlDep, _who: NodeOrViewer, digest: str) -> Fi
     return FileResponse(path, media_type="application/gzip")
 
 
-@router.post("/rendezvous/{group}")
+@router.post("/rendezvous/{group}", responses=answer(examples.MEETING))
 async def rendezvous(
     request: Request, control: ControlDep, _who: NodeOrOperator, group: str, body: RendezvousRequest
 ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gzip
 import io
+import json
 import re
 import resource
 import tarfile
@@ -61,13 +62,22 @@ def test_every_error_is_a_problem(api: Api) -> None:
     problem(api.http.get("/nodes/w77"), 404, "node-unknown")
     problem(api.http.get("/jobs?cursor=xyz"), 422, "cursor-invalid")
     problem(api.http.get("/jobs?limit=100000"), 422, "limit-invalid")
-    problem(api.http.post("/jobs", content=b"{nope"), 422, "input-invalid")
+    body = problem(api.http.post("/jobs", content=b"{nope"), 415, "media-type-unsupported")
+    assert "Content-Type: application/json" in body["detail"]
+    json_text = {"Content-Type": "application/json"}
+    body = problem(
+        api.http.post("/jobs", content=b"{nope", headers=json_text), 422, "input-invalid"
+    )
+    assert "not JSON, at character 1" in body["detail"]
     body = problem(
         api.http.post("/jobs", json={"script": "a", "nodes": "two"}), 422, "input-invalid"
     )
     assert body["fields"][0]["field"] == "nodes" and "'two'" in body["fields"][0]["message"]
     large = api.http.post("/jobs", json={"script": "a", "args": ["x" * (5 << 20)]})
     problem(large, 413, "body-too-large")
+    # without a length beforehand it is counted as it comes
+    parts = (b"x" * (1 << 20) for _ in range(6))
+    problem(api.http.post("/jobs", content=parts, headers=json_text), 413, "body-too-large")
 
 
 def test_answers_cannot_be_framed_or_sniffed(api: Api) -> None:
@@ -77,6 +87,8 @@ def test_answers_cannot_be_framed_or_sniffed(api: Api) -> None:
         assert headers["x-content-type-options"] == "nosniff"
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["cache-control"] == "no-store"
+        # over http a browser would only complain of it, on the console of each page
+        assert "cross-origin-opener-policy" not in headers
 
 
 def test_every_call_refuses_strangers(api: Api) -> None:
@@ -99,11 +111,25 @@ def test_every_call_refuses_strangers(api: Api) -> None:
 
 
 def test_openapi_has_examples(api: Api) -> None:
-    """The description can be read without a token, and shows how to start a job."""
+    """The description can be read without a token, and shows what each call takes and gives."""
     with api.server.client(None) as stranger:
         schema = stranger.get("/openapi.json").json()
-    assert schema["components"]["schemas"]["JobRequest"]["examples"]
     assert "/api/v1/jobs/{job_id}/cancel" in schema["paths"]
+    schemas = schema["components"]["schemas"]
+
+    def shown(part: object) -> bool:
+        text = json.dumps(part)
+        return '"example' in text or any(
+            shown(schemas[name]) for name in re.findall(r"#/components/schemas/(\w+)", text)
+        )
+
+    for path, calls in schema["paths"].items():
+        for method, call in calls.items():
+            parts = [call.get("requestBody", {})]
+            parts += [body for code, body in call["responses"].items() if code.startswith("2")]
+            for part in parts:
+                if "application/json" in part.get("content", {}):
+                    assert shown(part), f"no example: {method} {path}"
 
 
 def test_health_needs_no_token(api: Api) -> None:
