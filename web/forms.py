@@ -8,6 +8,7 @@ put beside the field that they are about.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import shlex
 from collections import defaultdict
@@ -38,6 +39,8 @@ FIELDS = (
     "python",
     "workdir",
     "set",
+    "grace",
+    "replace_backend",
     "idempotency_key",
 )
 
@@ -84,8 +87,19 @@ def of_spec(name: str, spec: Mapping[str, Any]) -> Values:
         values["ranks_per_node"] = str(spec.get("ranks_per_node") or 1)
     for key in ("engine", "strategy", "env_name", "python", "workdir"):
         values[key] = str(spec.get(key) or values[key])
-    values["set"] = "\n".join(f"{key}={value}" for key, value in (spec.get("set") or {}).items())
+    values["set"] = _typed_variables(spec.get("set") or {})
+    if spec.get("grace") is not None:
+        values["grace"] = f"{spec['grace']:g}"
+    if spec.get("replace_backend"):
+        values["replace_backend"] = "on"
     return values
+
+
+def _typed_variables(variables: Mapping[str, str]) -> str:
+    """Variables one to a line; as JSON where a value holds line ends, which a line cannot."""
+    if any("\n" in value or "\r" in value for value in variables.values()):
+        return json.dumps(dict(variables), ensure_ascii=False)
+    return "\n".join(f"{key}={value}" for key, value in variables.items())
 
 
 def _json(items: list[str]) -> str:
@@ -114,6 +128,10 @@ def read(values: Values) -> tuple[JobRequest | None, Errors]:
     variables = _variables(values["set"], errors)
     if variables:
         body["set"] = variables
+    if values["replace_backend"]:
+        body["replace_backend"] = True
+    if values["grace"].strip():
+        body["grace"] = _seconds(values["grace"].strip(), errors)
     if errors:
         return None, errors
     try:
@@ -202,6 +220,17 @@ def _count(text: str, name: str, errors: Errors) -> int | None:
     return None
 
 
+def _seconds(text: str, errors: Errors) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        errors["grace"] = f"{text[:40]!r} is not a number of seconds, such as 15."
+        return None
+    return seconds
+
+
 def _on(text: str, errors: Errors) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.replace("\n", ",").split(","):
@@ -221,6 +250,9 @@ def _on(text: str, errors: Errors) -> dict[str, int]:
 
 
 def _variables(text: str, errors: Errors) -> dict[str, str]:
+    # no variable's name begins so: it is an object with values that hold line ends
+    if text.lstrip().startswith("{"):
+        return _object(text, errors)
     found: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -231,6 +263,20 @@ def _variables(text: str, errors: Errors) -> dict[str, str]:
             return {}
         found[key.strip()] = value
     return found
+
+
+def _object(text: str, errors: Errors) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        errors["set"] = f"Neither KEY=VALUE lines nor a JSON object ({error})."
+        return {}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            plain = json.dumps(value)
+            errors["set"] = f'{key[:60]} is {plain:.60}, not text: write it as "{plain:.60}".'
+            return {}
+    return dict(found)
 
 
 def _field(where: str, message: str, values: Values) -> str:

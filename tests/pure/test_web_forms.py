@@ -67,6 +67,11 @@ def test_any_list_of_text_passes(items: list[str]) -> None:
         ({"kind": "upload"}, "file", "Choose"),
         ({"kind": "?"}, "kind", "none of"),
         ({"set": "LR"}, "set", "Line 1 is not KEY=VALUE"),
+        ({"set": '{"A": 1}'}, "set", "A is 1, not text"),
+        ({"set": '{"A": "1"'}, "set", "JSON object"),
+        ({"grace": "soon"}, "grace", "'soon' is not a number of seconds"),
+        ({"grace": "-1"}, "grace", "greater than or equal to 0"),
+        ({"grace": "nan"}, "grace", "not a number"),
         ({"set": "RANK=1"}, "set", "RANK is set by Unisono"),
         ({"strategy": "star"}, "strategy", "'star' is no strategy"),
         ({"engine": "mpi"}, "engine", "unisono"),
@@ -97,6 +102,8 @@ def test_placement_and_variables() -> None:
         {"script": "/a.py", "args": AWKWARD, "nodes": 2, "ranks_per_node": 4, "set": {"A": "1"}},
         {"command": ["python", "-m", "x y"], "on": {"w1": 2, "w2": 1}, "engine": "gloo"},
         {"script": "t.py", "args": [], "bundle": "0" * 64, "all_free": True, "strategy": "tree:2"},
+        {"script": "/a", "all_free": True, "engine": "gloo", "replace_backend": True, "grace": 2.5},
+        {"script": "/a", "on": {"w": 1}, "set": {"A": "two\nlines\r\n=", "B": " "}, "grace": 0.0},
     ],
 )
 def test_a_job_can_be_started_again(spec: dict[str, object]) -> None:
