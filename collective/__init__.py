@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collective.group import Group
     from collective.reduction import ReduceOp
     from collective.rendezvous import init, local_group
+    from collective.tensor_service import TensorService
     from collective.timing import log, phase, step
     from collective.work import CollectiveTensor, Work
 
@@ -43,6 +44,7 @@ _HOMES = {
     "collective.timing": ("log", "phase", "step"),
     "collective.reduction": ("ReduceOp",),
     "collective.rendezvous": ("init", "local_group"),
+    "collective.tensor_service": ("TensorService",),
     "collective.work": ("CollectiveTensor", "Work"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -60,6 +62,7 @@ __all__ = [
     "ReduceOp",
     "Refused",
     "RendezvousFailed",
+    "TensorService",
     "Work",
     "init",
     "local_group",

@@ -32,6 +32,7 @@ from collective.strategies import (
     parse,
     resolve,
 )
+from collective.tensor_service import TensorService
 from collective.work import Work
 from collective.world import Wiring, part
 
@@ -49,7 +50,7 @@ _ending = False
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
-class Group(Calls):
+class Group(Calls, TensorService):
     """An ordered set of ranks that run collectives together.
 
     Attributes:
@@ -97,6 +98,7 @@ class Group(Calls):
         self._pid = os.getpid()
         self._node_sets = nodes_of(self.nodes)
         self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
+        wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
         if connect:
             self._connected()
@@ -147,6 +149,17 @@ class Group(Calls):
         if communicator.error is not None:
             raise again(communicator.error)
         return communicator
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self.error is not None:
+            raise again(self.error)
+
+    def _peer_ended(self, peer: int) -> bool:
+        self._check_open()
+        communicator = self._communicator
+        links = self._known_links() if communicator is None else communicator.outlets
+        return peer in links and links[peer].ended()
 
     def close(self) -> None:
         """Leave the group in order: peers learn after which operation; harmless when repeated.

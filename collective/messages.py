@@ -427,7 +427,7 @@ class LinkRequest:
     dialler: int
     #: the rank that is dialled, and sends the data
     target: int
-    #: "collective" or "p2p"
+    #: "collective", "p2p" or "tensor"
     channel: str
 
 

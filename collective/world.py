@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 import threading
@@ -22,6 +23,7 @@ from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
 from collective.links.wire import FrameKind
 from collective.messages import LinkRequest
+from collective.tensor_server import TensorServer
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,18 @@ class Peer:
 _SILENCE = float(os.environ.get("UNISONO_PEER_SILENCE", "20"))
 
 
+#: seconds for which a downloader may stand still
+_TENSORS_LOST = 600.0
+
+
 class Wiring(Protocol):
     """How the groups of a rank get their links; one for sockets and one for memory."""
 
     engine: Engine
+    #: what this rank exposes to others
+    tensors: TensorServer
+    #: what all ranks know and nobody else
+    secret: str
     #: seconds that a rank which leaves waits for its peers to read what it sent
     linger: float
 
@@ -68,6 +78,26 @@ class Wiring(Protocol):
 
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         """Make the link on which `peer` sends this rank point-to-point messages."""
+
+    def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
+        """Take connections of members that download from this rank."""
+
+    def dial_tensors(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        peer: int,
+        deadline: float,
+        label: str,
+        check: Callable[[], None],
+    ) -> Inlet:
+        """A new connection on which rank `peer` of a group sends this rank a tensor.
+
+        Args:
+            deadline: monotonic time at which to give up.
+            label: who the peer is, for messages.
+            check: called from time to time; may raise to end the tries.
+        """
 
     def forget(self, name: str) -> None:
         """The group of that name is closed."""
@@ -98,6 +128,8 @@ class World:
         self.rank = rank
         self.peers = tuple(peers)
         self.engine = Engine()
+        self.secret = admission.secret
+        self.tensors = TensorServer(admission.secret, admission.epoch)
         self._admission = admission
         self._doorman = doorman
         self._listener = listener
@@ -215,7 +247,7 @@ class World:
             endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
             self.engine.add_message_link(communicator, peer, Outlet(endpoint, unread))
 
-        self._doorman.forward_messages(name, take_message_link)
+        self._doorman.forward(name, "p2p", take_message_link)
         return communicator
 
     def _near(self, rank: int) -> tuple[tuple[str, int], ...]:
@@ -263,7 +295,33 @@ class World:
             self.engine.add_message_link(communicator, peer, inlet)
             self._dialled.add((name, peer))
 
+    def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
+        me = tuple(ranks).index(self.rank)
+
+        def take(dialler: int, sock: socket.socket, unread: bytes) -> None:
+            endpoint = SocketEndpoint(sock, lost_after=_TENSORS_LOST)
+            self.tensors.take(name, me, dialler, Outlet(endpoint, unread))
+
+        self._doorman.forward(name, "tensor", take)
+
+    def dial_tensors(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        peer: int,
+        deadline: float,
+        label: str,
+        check: Callable[[], None],
+    ) -> Inlet:
+        if ranks[peer] == self.rank:
+            return _own_tensors(self.tensors, name, peer)
+        request = self._request(name, ranks, peer, "tensor")
+        addresses = self.peers[ranks[peer]].addresses
+        sock = dial(addresses, request, self._admission.secret, deadline, label, check)
+        return Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
+
     def forget(self, name: str) -> None:
+        self.tensors.forget(name)
         self._doorman.forget(name)
         self._ranks.pop(name, None)
         self._dialled = {entry for entry in self._dialled if entry[0] != name}
@@ -274,6 +332,7 @@ class World:
             if listener is not None:
                 listener.close()
         self._doorman.close()
+        self.tensors.close()
         self.engine.close()
         _worlds.discard(self)
 
@@ -341,10 +400,19 @@ class _Watch:
             os.close(self._bell)
 
 
+def _own_tensors(tensors: TensorServer, name: str, rank: int) -> Inlet:
+    """A connection from a rank to itself."""
+    near, far = memory_pair()
+    tensors.take(name, rank, rank, Outlet(far))
+    return Inlet(near)
+
+
 class MemoryHall:
     """Where the threads of one process find the ends of the links between them."""
 
     def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)
+        self.worlds: dict[int, MemoryWorld] = {}
         self._lock = threading.Lock()
         self._ends: dict[tuple[str, str, int, int, int], deque[MemoryEndpoint]] = {}
 
@@ -369,7 +437,10 @@ class MemoryWorld:
     def __init__(self, rank: int, hall: MemoryHall) -> None:
         self.rank = rank
         self.engine = Engine()
+        self.secret = hall.secret
+        self.tensors = TensorServer(hall.secret, 1)
         self._hall = hall
+        hall.worlds[rank] = self
         self._members: dict[str, tuple[int, ...]] = {}
 
     def connect(
@@ -413,10 +484,28 @@ class MemoryWorld:
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         """Nothing to do: memory links for messages are made with the group."""
 
+    def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
+        """Nothing to do: who downloads finds this rank in the hall."""
+
+    def dial_tensors(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        peer: int,
+        deadline: float,
+        label: str,
+        check: Callable[[], None],
+    ) -> Inlet:
+        near, far = memory_pair()
+        me = tuple(ranks).index(self.rank)
+        self._hall.worlds[ranks[peer]].tensors.take(name, peer, me, Outlet(far))
+        return Inlet(near)
+
     def forget(self, name: str) -> None:
-        """Nothing to do: nobody can dial memory."""
+        self.tensors.forget(name)
 
     def close(self) -> None:
+        self.tensors.close()
         self.engine.close()
 
 

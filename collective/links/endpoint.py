@@ -7,6 +7,7 @@ socket, and a pair of rings in memory for threads of one process.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ class Endpoint(Protocol):
             BlockingIOError: nothing is there now.
             ConnectionError: the peer is gone.
         """
+
+    def ended(self) -> bool:
+        """Whether the peer has closed its end, also where nobody has read that far."""
 
     def end(self) -> None:
         """Half-close: the peer reads the end of the stream after what was sent."""
@@ -73,6 +77,11 @@ class SocketEndpoint:
         self.fileno = sock.fileno
         self.send = sock.sendmsg
         self.recv_into = sock.recv_into
+
+    def ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def end(self) -> None:
         try:
@@ -167,6 +176,10 @@ class MemoryEndpoint:
         if ended:
             return 0
         raise BlockingIOError
+
+    def ended(self) -> bool:
+        with self._in.lock:
+            return self._in.ended
 
     def end(self) -> None:
         with self._out.lock:

@@ -23,7 +23,7 @@ from collective.messages import LinkRequest
 
 SUBPROTOCOL = "unisono.1"
 PATH = "/unisono"
-CHANNELS = ("collective", "p2p")
+CHANNELS = ("collective", "p2p", "tensor")
 #: a request line and headers longer than this are refused
 MAX_REQUEST = 16 << 10
 

@@ -156,6 +156,10 @@ class Outlet:
         self._early = self.control()
         return self.greeted
 
+    def ended(self) -> bool:
+        """Whether the peer has closed its end, also where nobody has read that far."""
+        return self.endpoint.ended()
+
     def end(self) -> None:
         """Say that no data follows: a close frame, then the end of the stream."""
         if not self._flight and self.writable:

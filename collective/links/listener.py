@@ -28,6 +28,8 @@ _HANDSHAKE = 10.0
 _OPEN = 128
 #: seconds for one attempt to connect to one address
 _CONNECT = 3.0
+#: links for tensors that are kept for groups which this rank has not made yet
+_EARLY = 256
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Admission:
         return None
 
 
+#: takes a rank's connection, and what has been read of it already
+Taker = Callable[[int, socket.socket, bytes], None]
+
+
 class Doorman:
     """Keeps accepted connections until the group that they are meant for asks for them."""
 
@@ -61,7 +67,10 @@ class Doorman:
         self._waiting: dict[tuple[str, str, int], tuple[socket.socket, bytes]] = {}
         self._closed = False
         self._gone: dict[str, PeerLost] = {}
-        self._on_message_link: dict[str, object] = {}
+        #: by group and channel: who takes links at once
+        self._takers: dict[tuple[str, str], Taker] = {}
+        #: links of a rank for tensors are many, unlike those for anything else
+        self._early: list[tuple[LinkRequest, socket.socket, bytes]] = []
 
     def deposit(self, request: LinkRequest, sock: socket.socket, unread: bytes) -> None:
         """A connection from `request.dialler` for a group of this rank."""
@@ -70,11 +79,15 @@ class Doorman:
             if self._closed:
                 sock.close()
                 return
-            if request.channel == "p2p":
-                taker = self._on_message_link.get(request.group)
-                if taker is not None:
-                    taker(request.dialler, sock, unread)  # type: ignore[operator]
-                    return
+            taker = self._takers.get((request.group, request.channel))
+            if taker is not None:
+                taker(request.dialler, sock, unread)
+                return
+            if request.channel == "tensor":
+                self._early.append((request, sock, unread))
+                if len(self._early) > _EARLY:
+                    self._early.pop(0)[1].close()
+                return
             old = self._waiting.pop(key, None)
             self._waiting[key] = (sock, unread)
             self._condition.notify_all()
@@ -114,19 +127,30 @@ class Doorman:
             self._gone[group] = error
             self._condition.notify_all()
 
-    def forward_messages(self, group: str, taker: object) -> None:
-        """Give links for point-to-point messages of `group` to `taker(rank, socket, unread)`."""
+    def forward(self, group: str, channel: str, taker: Taker) -> None:
+        """Give links of `group` on a channel to `taker(rank, socket, unread)` as they come."""
         with self._condition:
-            self._on_message_link[group] = taker
-            early = [key for key in self._waiting if key[0] == group and key[1] == "p2p"]
-            ready = [(key[2], *self._waiting.pop(key)) for key in early]
+            self._takers[group, channel] = taker
+            mine = [key for key in self._waiting if key[:2] == (group, channel)]
+            ready = [(key[2], *self._waiting.pop(key)) for key in mine]
+            early, self._early = self._early, []
+            for entry in early:
+                request, sock, unread = entry
+                if (request.group, request.channel) == (group, channel):
+                    ready.append((request.dialler, sock, unread))
+                else:
+                    self._early.append(entry)
         for rank, sock, unread in ready:
-            taker(rank, sock, unread)  # type: ignore[operator]
+            taker(rank, sock, unread)
 
     def forget(self, group: str) -> None:
         """The group is closed: whoever dials it from now on is turned away."""
         with self._condition:
-            self._on_message_link.pop(group, None)
+            for taken in [taken for taken in self._takers if taken[0] == group]:
+                del self._takers[taken]
+            for entry in [entry for entry in self._early if entry[0].group == group]:
+                self._early.remove(entry)
+                entry[1].close()
             self._gone.pop(group, None)
             for key in [key for key in self._waiting if key[0] == group]:
                 self._waiting.pop(key)[0].close()
@@ -143,6 +167,9 @@ class Doorman:
             for sock, _ in self._waiting.values():
                 sock.close()
             self._waiting.clear()
+            for _, sock, _ in self._early:
+                sock.close()
+            self._early.clear()
             self._condition.notify_all()
 
 

@@ -19,16 +19,20 @@ HEADER_SIZE = HEADER.size  # 32
 
 
 class FrameKind(IntEnum):
-    """What a frame is for; DATA and MESSAGE flow from server to client, the rest against it."""
+    """What a frame is for; those below 16 flow from server to client, the rest against it."""
 
-    DATA = 1  # a segment of a collective
+    DATA = 1  # a segment of a collective, or of a tensor that is downloaded
     MESSAGE = 2  # a segment of a point-to-point message
+    TENSOR = 3  # what a downloaded tensor is: JSON
+    REFUSAL = 4  # why there is no download: JSON
     HELLO = 16  # the dialler is ready to receive
     ABORT = 17  # an operation is given up: JSON
     LEFT = 18  # this rank left the group in order, after operation `sequence`
     STATUS = 19  # where this rank is: JSON
     OFFER = 20  # a send waits for its receiver: JSON
     WANT = 21  # a receive waits for its sender: JSON
+    FETCH = 22  # which tensor is to be downloaded, and from which byte on: JSON
+    DONE = 23  # the tensor is here and its checksum is right
 
 
 #: flag: the descriptor follows the header; its length is in the header's third field
