@@ -12,12 +12,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from collective.group import Group
 from collective.schedule import Kind
 from collective.strategies import available, parse, resolve
 from collective.torch_backend import UnisonoProcessGroup
@@ -44,11 +45,15 @@ def main() -> None:
     if setting == ALL:
         os.environ["UNISONO_STRATEGY"] = "auto"
     dist.init_process_group("unisono")
-    peer = dist.new_group(backend=work["against"]) if work["against"] else None
+    peer = dist.new_group(backend=work["against"]) if work.get("against") else None
     if work["what"] == "ddp":
         from collective.benchmark_ddp import run
 
         report(run(work, peer) | place(work))
+    elif work["what"] == "links":
+        from collective.benchmark_links import run as measure
+
+        report(asdict(measure(work["link"])))
     else:
         for nbytes in work["sizes"]:
             for operation in work["operations"]:
@@ -193,16 +198,22 @@ def slowest(times: list[list[float]]) -> list[list[float]]:
     return found
 
 
+def world() -> Group:
+    """The default group, below torch."""
+    group = dist.group.WORLD
+    assert isinstance(group, UnisonoProcessGroup)
+    return group.group
+
+
 def set_strategy(text: str) -> None:
     """Have our group follow another setting from its next call on; all ranks do so alike."""
-    world = dist.group.WORLD
-    assert isinstance(world, UnisonoProcessGroup)
-    world.group.strategy = parse(text)
+    world().strategy = parse(text)
 
 
 def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
-    return str(resolve(setting, Kind(operation), dist.get_world_size(), nbytes))
+    nodes = len(set(world().nodes))
+    return str(resolve(setting, Kind(operation), dist.get_world_size(), nbytes, nodes))
 
 
 def check(

@@ -47,22 +47,26 @@ class Machine:
         cores: cores that the ranks of a node share; None if there are enough for all.
         per_segment: seconds for each segment, whatever its size.
         per_byte: seconds for each byte that is copied or folded into its place.
+        per_byte_sent: seconds for each byte that is handed to a link.
+        per_call: seconds that each rank takes over the call itself, before its first segment.
     """
 
     cores: int | None = None
     per_segment: float = 0.0
     per_byte: float = 0.0
+    per_byte_sent: float = 0.0
+    per_call: float = 0.0
 
     def __post_init__(self) -> None:
         if self.cores is not None and self.cores < 1:
             raise ValueError(f"a machine has at least one core, not {self.cores}")
-        if self.per_segment < 0 or self.per_byte < 0:
+        if min(self.per_segment, self.per_byte, self.per_byte_sent, self.per_call) < 0:
             raise ValueError(f"a segment costs 0 s or more, not {self}")
 
     @property
     def free(self) -> bool:
-        """Whether segments cost nothing."""
-        return not self.per_segment and not self.per_byte
+        """Whether neither calls nor segments cost anything."""
+        return not (self.per_segment or self.per_byte or self.per_byte_sent or self.per_call)
 
 
 @dataclass(frozen=True)

@@ -291,12 +291,13 @@ class Group(Calls, TensorService):
         self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
     ) -> tuple[Schedule, str]:
         choice: Flat | TwoLevel
+        nodes = len(self._node_sets)
         if originals and isinstance(self.strategy, Auto):
-            choice = choose_originals(kind, self.size, nbytes)
+            choice = choose_originals(kind, self.size, nbytes, nodes)
         else:
-            choice = resolve(self.strategy, kind, self.size, nbytes)
-        nodes = self._node_sets if isinstance(choice, TwoLevel) else None
-        return build(choice, kind, self.size, root, nodes=nodes), str(choice)
+            choice = resolve(self.strategy, kind, self.size, nbytes, nodes)
+        members = self._node_sets if isinstance(choice, TwoLevel) else None
+        return build(choice, kind, self.size, root, nodes=members), str(choice)
 
 
 def _observe(work: Work) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, count
 from typing import Any
 
@@ -115,8 +116,8 @@ class _Lane:
 
 #: what may go on now, and at which lane
 _Waiting = tuple[Callable[[_Lane], None], _Lane]
-#: seconds on a core, and what happens then to a segment
-_Job = tuple[float, Callable[[_Lane, Part], None], _Lane, Part]
+#: seconds on a core, and what happens then
+_Job = tuple[float, Callable[[], None]]
 
 
 class _Simulation:
@@ -140,6 +141,7 @@ class _Simulation:
         #: per rank, by number of a send or a receive: who waits for a segment of it
         self._for_left: list[dict[int, list[_Waiting]]] = [{} for _ in self._programs]
         self._for_landed: list[dict[int, list[_Waiting]]] = [{} for _ in self._programs]
+        self._begun = [not self._machine.per_call] * schedule.ranks
         self._done = [0.0] * schedule.ranks
         self._sent = [0] * schedule.ranks
         self._ways: dict[str, _Way] = {}
@@ -170,7 +172,11 @@ class _Simulation:
         return _Lane(rank, peer, link, out, into, parts, receives)
 
     def run(self) -> Timing:
-        self._awake = [(self._send, lane) for lane in reversed(self._lanes)]
+        if self._machine.per_call:
+            for rank in range(len(self._programs)):
+                self._handle(rank, (self._machine.per_call, partial(self._begin, rank)))
+        else:
+            self._awake = [(self._send, lane) for lane in reversed(self._lanes)]
         self._go_on()
         while self._events:
             self._now, _, event, arguments = heapq.heappop(self._events)
@@ -185,6 +191,12 @@ class _Simulation:
         busy |= {f"thread {r}": t.busy for r, t in enumerate(self._threads) if t.busy}
         busy |= {f"cores {n}": c.busy / c.number for n, c in enumerate(self._cores) if c.busy}
         return Timing(max(self._done), tuple(self._done), tuple(self._sent), busy)
+
+    def _begin(self, rank: int) -> None:
+        """The rank has made its call."""
+        self._done[rank] = self._now
+        self._begun[rank] = True
+        self._awake += [(self._send, lane) for lane in reversed(self._lanes) if lane.src == rank]
 
     def _go_on(self) -> None:
         while self._awake:
@@ -215,19 +227,19 @@ class _Simulation:
             self._at(self._now + seconds, self._has_done, thread, cores)
 
     def _has_done(self, thread: _Thread, cores: _Cores) -> None:
-        _, event, lane, part = thread.jobs.popleft()
+        _, event = thread.jobs.popleft()
         cores.free += 1
         thread.working = bool(thread.jobs)
         if thread.working:
             cores.queue.append(thread)
         self._employ(cores)
-        event(lane, part)
+        event()
 
     # -- sending ------------------------------------------------------------------------------
 
     def _send(self, lane: _Lane) -> None:
         """Send the lane's next segment if it may leave."""
-        if lane.sending or lane.place == len(lane.parts):
+        if lane.sending or lane.place == len(lane.parts) or not self._begun[lane.src]:
             return
         part, segment, rank = lane.parts[lane.place], lane.segment, lane.src
         landed = self._landed[rank]
@@ -241,8 +253,11 @@ class _Simulation:
                 self._for_landed[rank].setdefault(index, []).append((self._send, lane))
                 return
         lane.sending = True
-        if lane.link is not None and self._machine.per_segment:
-            self._handle(rank, (self._machine.per_segment, self._goes_out, lane, part))
+        machine = self._machine
+        if lane.link is not None and (machine.per_segment or machine.per_byte_sent):
+            start, stop = part.segments[segment]
+            seconds = machine.per_segment + machine.per_byte_sent * (stop - start)
+            self._handle(rank, (seconds, partial(self._goes_out, lane, part)))
         else:
             self._goes_out(lane, part)
 
@@ -312,7 +327,7 @@ class _Simulation:
             else:
                 start, stop = part.segments[segment]
                 seconds = self._machine.per_segment + self._machine.per_byte * (stop - start)
-                self._handle(rank, (seconds, self._has_landed, lane, part))
+                self._handle(rank, (seconds, partial(self._has_landed, lane, part)))
 
     def _has_landed(self, lane: _Lane, part: Part) -> None:
         rank = lane.dst

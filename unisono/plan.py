@@ -105,7 +105,7 @@ def plan(
         "nodes": nodes,
         "devices_per_node": devices_per_node,
         "ranks": ranks,
-        "auto": str(choose(kind, ranks, size)),
+        "auto": str(choose(kind, ranks, size, nodes)),
     }
     try:
         found, left_out = (

@@ -78,19 +78,26 @@ def collective_of(kind: Kind, ranks: int, schedule_chunks: int, root: int = 0) -
     return Collective(kind, ranks, schedule_chunks, root)
 
 
-def resolve(strategy: Strategy | str, kind: Kind, ranks: int, nbytes: int) -> Flat | TwoLevel:
+def resolve(
+    strategy: Strategy | str, kind: Kind, ranks: int, nbytes: int, nodes: int | None = None
+) -> Flat | TwoLevel:
     """The strategy for one call of a group whose setting is `strategy`.
 
     A group has one setting for all its operations.  It is a strategy of the all-reduce or `auto`;
     operations that it does not exist for run as under `auto`.
+
+    Args:
+        strategy: the setting.
+        kind: the operation.
+        ranks, nbytes, nodes: as `choose` takes them.
 
     Raises:
         ValueError: the setting names no strategy.
     """
     if isinstance(strategy, str):
         strategy = parse(strategy)
-    if isinstance(strategy, Auto):
-        return choose(kind, ranks, nbytes)
-    if isinstance(strategy, TwoLevel):
-        return strategy if two_level.exists(strategy, kind) else choose(kind, ranks, nbytes)
-    return strategy if strategy.name in BUILDERS[kind] else choose(kind, ranks, nbytes)
+    if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind):
+        return strategy
+    if isinstance(strategy, Flat) and strategy.name in BUILDERS[kind]:
+        return strategy
+    return choose(kind, ranks, nbytes, nodes)
