@@ -135,21 +135,25 @@ def train(options: argparse.Namespace) -> float:
 
     share = accuracy(model.module, test, device)
     report(step=step, accuracy=share, parameters_sha256=parameters_sha256(model.module))
-    # No rank tears its links down while another still works: gloo may abort the process then.
-    dist.barrier()
     return share
 
 
-def main() -> None:
+def main() -> dist.Work:
+    """Train, and return the last operation: if a thread of gloo's is the one that frees it while
+    Python ends, the process aborts, so it is held until then."""
     options = parse()
     dist.init_process_group(options.backend)
     try:
         share = train(options)
+        # No rank tears its links down while another still works: gloo may abort the process then.
+        last: dist.Work = dist.barrier(async_op=True)
+        last.wait()
         if dist.get_rank() == 0:
             print(f"held-out accuracy after {options.epochs} epochs: {share:.4f}", flush=True)
+        return last
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    last = main()
