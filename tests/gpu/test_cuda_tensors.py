@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 def test_cuda_tensors_get_the_cpus_result(dtype: torch.dtype) -> None:
-    """An all-reduce and a broadcast of CUDA tensors leave the same bytes as those of CPU tensors."""
+    """An all-reduce and a broadcast of CUDA tensors leave the bytes that CPU tensors get."""
     values = [torch.arange(10_007).remainder(97).to(dtype) * (rank + 1) for rank in range(3)]
     groups = collective.local_group(3, timeout=60)
     results: dict[tuple[int, str], torch.Tensor] = {}
