@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
 from collective.units import format_rate, format_size, parse_size
+from unisono import bench_network
 from unisono.commands.console import fail
 
 app = typer.Typer(help="Measure collectives against another library.", no_args_is_help=True)
@@ -34,6 +36,21 @@ def collectives(
     link: Annotated[
         str, typer.Option(help="websocket: as between nodes; shm: as between ranks of one node.")
     ] = "websocket",
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate of each rank's link, such as 1Gbit: every rank on a host of its own, in a "
+            "network namespace (root).",
+            show_default=False,
+        ),
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            help="Round-trip time between the ranks, such as 50ms, through a packet relay (root).",
+            show_default=False,
+        ),
+    ] = None,
     repeats: Annotated[
         int | None,
         typer.Option(help="Repeats per size (20; 5 from 25 MiB).", min=1, show_default=False),
@@ -50,6 +67,7 @@ def collectives(
         "link": _link(link),
         "sizes": [_size(text) for text in sizes.split(",")],
         "operations": chosen,
+        **_network(bandwidth, delay, link),
         "against": _against(against),
         "repeats": repeats,
     }
@@ -81,6 +99,22 @@ def ddp(
         "repeats": repeats,
     }
     _run(work, _ranks(ranks), strategy, as_json)
+
+
+def _network(bandwidth: str | None, delay: str | None, link: str) -> dict[str, float | None]:
+    """Bits per second and seconds of the network that the ranks are to be on."""
+    if bandwidth is None and delay is None:
+        return {}
+    try:
+        asked = bench_network.asked(bandwidth, delay)
+    except ValueError as error:
+        fail(str(error))
+    if link == "shm":
+        fail("--link shm has no network: leave out --bandwidth and --delay")
+    reason = bench_network.why_not()
+    if reason is not None:
+        fail(f"--bandwidth and --delay give each rank a host of its own: {reason}")
+    return asked
 
 
 def _size(text: str) -> int:
@@ -130,25 +164,44 @@ def _run(work: dict[str, Any], ranks: list[int], strategy: str, as_json: bool) -
 
 def run_ranks(work: dict[str, Any], size: int, strategy: str) -> Iterator[dict[str, Any]]:
     """Start `size` ranks, yield the rows that rank 0 prints, and see them all end well."""
+    rate = bench_network.payload_rate(work)
+    try:
+        with bench_network.laboratory(work, size) as hosts:
+            for row in _run_on(hosts, work, size, strategy):
+                if rate is not None:
+                    row["share"] = row["busbw"] / rate
+                yield row
+    except bench_network.NetworkError as error:
+        fail(str(error))
+
+
+def _run_on(
+    hosts: Sequence[bench_network.Host], work: dict[str, Any], size: int, strategy: str
+) -> Iterator[dict[str, Any]]:
     from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+    with hosts[0].entered() if hosts else nullcontext():
+        first = hosts[0].ipv4 if hosts else "127.0.0.1"
+        store = TCPStore(first, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
     base = {
         **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": first,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "eth0" if hosts else "lo",
+        # no name server reaches the hosts, which torch would say for each of its connections
+        **({"TORCH_CPP_LOG_LEVEL": "ERROR"} if hosts else {}),
         "OMP_NUM_THREADS": "1",
         "UNISONO_STRATEGY": strategy,
         "UNISONO_LINKS": "auto" if work["link"] == "shm" else "websocket",
         "UNISONO_BENCH": json.dumps(work),
     }
+    command = [sys.executable, "-m", "collective.benchmark"]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "collective.benchmark"],
+            hosts[rank].command(*command) if hosts else command,
             env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
@@ -201,4 +254,5 @@ def _line(row: dict[str, Any]) -> str:
             f"{name:<21}{size:>9}{_time(row['seconds']):>12}"
             f"{format_rate(row['algbw']):>12}{format_rate(row['busbw']):>12}"
         )
-    return f"{row['op']:<15}{middle}{_time(row['peer_seconds']):>12}{ratio:>8}{wrong}"
+    share = f"  {row['share']:.1%} of the payload rate" if "share" in row else ""
+    return f"{row['op']:<15}{middle}{_time(row['peer_seconds']):>12}{ratio:>8}{share}{wrong}"

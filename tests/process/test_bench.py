@@ -10,6 +10,7 @@ import pytest
 
 from collective.schedule import Kind
 from collective.strategies import available
+from unisono.namespaces import why_not
 
 ROW = {
     "op", "setting", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "best",
@@ -70,10 +71,30 @@ def test_a_ddp_step_hides_communication_behind_its_backward() -> None:
     assert 0 < row["exposed_seconds"] < row["communication_seconds"]
 
 
+@pytest.mark.timeout(110)
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("network", [("--bandwidth", "1Gbit"), ("--delay", "20ms")])
+def test_ranks_on_hosts_of_their_own(network: tuple[str, str]) -> None:
+    """A shaped link cannot be outrun for long, and a round trip takes at least its time."""
+    done = bench(
+        "collectives", "--ranks", "2", "--sizes", "2Mi", "--repeats", "1", "--json",
+        "--against", "none", "--strategy", "ring", *network,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["correct"] is True
+    if network[0] == "--bandwidth":
+        assert row["share"] < 1.2  # what a bucket of tokens lets through at once included
+    else:
+        assert row["seconds"] > 0.02
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("collectives", "--sizes", "12parsecs"), "12parsecs"),
+        (("collectives", "--bandwidth", "fast"), "fast"),
+        (("collectives", "--delay", "5ms", "--link", "shm"), "shm"),
         (("collectives", "--ranks", "two"), "two"),
         (("collectives", "--operations", "allreduce"), "all_reduce"),
         (("collectives", "--against", "mpi"), "gloo"),
