@@ -15,9 +15,13 @@ import typer
 
 from collective.units import format_rate, format_size, parse_size
 from unisono import bench_network
+from unisono.bench_links import links, predicted
+from unisono.bench_plot import plot
 from unisono.commands.console import fail
 
 app = typer.Typer(help="Measure collectives against another library.", no_args_is_help=True)
+app.command()(links)
+app.command()(plot)
 
 OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
@@ -153,6 +157,8 @@ def _run(work: dict[str, Any], ranks: list[int], strategy: str, as_json: bool) -
             print(f"\n{size} ranks on {os.cpu_count()} cores", flush=True)
             print(_DDP_HEAD if work["what"] == "ddp" else _HEAD, flush=True)
         for row in run_ranks(work, size, strategy):
+            if work["what"] == "collectives":
+                row["predicted_seconds"] = predicted(row)
             rows.append(row)
             if not as_json:
                 print(_line(row), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from unisono.commands.console import fail, print_json, table
 
 if TYPE_CHECKING:
+    from collective.figures import Figures
     from collective.prediction import Prediction
     from collective.schedule import Kind
 
@@ -35,21 +37,22 @@ def plan(
         ),
     ] = None,
     latency: Annotated[
-        str, typer.Option(metavar="TIME", help="Between nodes, one way: 0, 50us, …")
-    ] = "0",
+        str | None, typer.Option(metavar="TIME", help="Between nodes, one way: 0, 50us, …")
+    ] = None,
     local_bandwidth: Annotated[
         str | None,
         typer.Option(metavar="RATE", help="Of a device to others of its node, per direction."),
     ] = None,
     local_latency: Annotated[
-        str, typer.Option(metavar="TIME", help="Within a node, one way.")
-    ] = "0",
+        str | None, typer.Option(metavar="TIME", help="Within a node, one way.")
+    ] = None,
     cores: Annotated[
         int | None, typer.Option(min=1, help="Cores that the ranks of a node share.")
     ] = None,
     per_segment: Annotated[
-        str, typer.Option(metavar="TIME", help="On a core, to send or to receive a segment.")
-    ] = "0",
+        str | None,
+        typer.Option(metavar="TIME", help="On a core, to send or to receive a segment."),
+    ] = None,
     fold_rate: Annotated[
         str | None,
         typer.Option(metavar="RATE", help="At which a core puts what it receives into its place."),
@@ -57,9 +60,17 @@ def plan(
     segment: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a segment.")] = "512Ki",
     operation: Annotated[str, typer.Option(help="all_reduce, broadcast, …")] = "all_reduce",
     strategy: Annotated[str, typer.Option(help="One strategy; auto: all, fastest first.")] = "auto",
+    measured: Annotated[
+        bool,
+        typer.Option(
+            "--measured",
+            help="What is not given as unisono bench links measured it: websocket between nodes, "
+            "shm within one.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict from given figures what strategies of a collective take, fastest first."""
+    """Predict from given or measured figures what a collective takes, fastest first."""
     from collective.cost import Link, Machine, uniform
     from collective.prediction import predict, ranked
     from collective.strategies import choose
@@ -74,9 +85,12 @@ def plan(
             f"at most {MAX_RANKS} can be planned",
             code=2,
         )
-    if nodes > 1 and bandwidth is None:
+    across = within = None
+    if measured:
+        across, within = _measured("websocket", nodes > 1), _measured("shm", devices_per_node > 1)
+    if nodes > 1 and bandwidth is None and across is None:
         fail("--bandwidth is missing: between nodes it takes one, such as 50GB or 1Gbit", code=2)
-    if devices_per_node > 1 and local_bandwidth is None:
+    if devices_per_node > 1 and local_bandwidth is None and within is None:
         fail(
             "--local-bandwidth is missing: devices of one node take one, such as 450GB or 20GB",
             code=2,
@@ -86,18 +100,33 @@ def plan(
     pieces = _read("--segment", parse_size, segment)
     if pieces < 1:
         fail(f"--segment {segment}: a segment has at least 1 byte", code=2)
+
+    def link(flags: str, lag: str | None, rate: str | None, known: Figures | None) -> Link | None:
+        """As given, else as measured; None where ranks have no such link."""
+        if rate is None and known is None:
+            return None
+        least = known.latency if known is not None else 0.0
+        return Link(
+            least if lag is None else _read(f"--{flags}latency", parse_time, lag),
+            known.bandwidth
+            if rate is None and known is not None
+            else _read(f"--{flags}bandwidth", parse_rate, str(rate)),
+        )
+
+    between = link("", latency, bandwidth, across)
+    local = link("local-", local_latency, local_bandwidth, within)
     # where there is one kind of link only, the other is not used
-    given_between, given_local = bandwidth or local_bandwidth, local_bandwidth or bandwidth
-    assert given_between is not None and given_local is not None
-    between = Link(
-        _read("--latency", parse_time, latency), _read("--bandwidth", parse_rate, given_between)
-    )
-    local = Link(
-        _read("--local-latency", parse_time, local_latency),
-        _read("--local-bandwidth", parse_rate, given_local),
-    )
-    per_byte = 0.0 if fold_rate is None else 1 / _read("--fold-rate", parse_rate, fold_rate)
-    machine = Machine(cores, _read("--per-segment", parse_time, per_segment), per_byte)
+    between, local = between or local, local or between
+    assert between is not None and local is not None
+    # the work of the ends that are the slower ones, where both kinds are used
+    known = across or within
+    machine = known.machine if known is not None else Machine()
+    if cores is not None:
+        machine = replace(machine, cores=cores)
+    if per_segment is not None:
+        machine = replace(machine, per_segment=_read("--per-segment", parse_time, per_segment))
+    if fold_rate is not None:
+        machine = replace(machine, per_byte=1 / _read("--fold-rate", parse_rate, fold_rate))
     topology = uniform(nodes, devices_per_node, local, between, machine)
     head = {
         "operation": kind.value,
@@ -129,6 +158,18 @@ def plan(
     _show(found)
     if left_out:
         print(f"Too many moves to be timed here: {', '.join(left_out)}")
+
+
+def _measured(kind: str, wanted: bool) -> Figures | None:
+    """The figures of a kind of link, if ranks would use it."""
+    from unisono.bench_links import known
+
+    if not wanted:
+        return None
+    found = known(kind)
+    if found is None:
+        fail(f"--measured: run unisono bench links --link {kind} first", code=2)
+    return found
 
 
 def _kind(operation: str) -> Kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from unisono.namespaces import why_not
 
 ROW = {
     "op", "setting", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "best",
-    "algbw", "busbw", "peer", "peer_seconds", "ratio", "correct",
+    "algbw", "busbw", "peer", "peer_seconds", "ratio", "correct", "predicted_seconds",
 }  # fmt: skip
 
 
@@ -61,6 +62,27 @@ def test_every_strategy_of_an_operation_is_timed_beside_auto() -> None:
 
 
 @pytest.mark.timeout(110)
+def test_links_are_measured_and_their_rows_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of real ranks are plausible, and say of later rows what the cost model expects."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = bench("links", "--link", "shm", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["kind"] == "shm"
+    assert 0 < row["round_trip"] < 1
+    assert row["rate"] > 1e6
+    done = bench(
+        "collectives", "--ranks", "2", "--sizes", "8", "--repeats", "1", "--json",
+        "--against", "none", "--link", "shm",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert 0 < row["predicted_seconds"] < 1
+
+
+@pytest.mark.timeout(110)
 def test_a_ddp_step_hides_communication_behind_its_backward() -> None:
     """With several buckets, the exposed communication of a step is less than all of it."""
     done = bench("ddp", "--ranks", "2", "--repeats", "3", "--against", "none", "--json")
@@ -98,6 +120,8 @@ def test_ranks_on_hosts_of_their_own(network: tuple[str, str]) -> None:
         (("collectives", "--ranks", "two"), "two"),
         (("collectives", "--operations", "allreduce"), "all_reduce"),
         (("collectives", "--against", "mpi"), "gloo"),
+        (("links", "--link", "rdma"), "websocket and shm"),
+        (("plot", "nowhere.json", "--out", "x.svg"), "nowhere.json cannot be read"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[str, ...], said: str) -> None:

@@ -1,0 +1,115 @@
+"""Measured figures of links: kept, read back, and what plans and pictures make of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from collective import figures
+from collective.cost import Link, Machine, uniform
+from collective.figures import Figures
+from collective.prediction import predict
+from collective.schedule import Kind
+from unisono.bench_links import predicted
+from unisono.bench_plot import draw
+
+FIGURES = Figures("websocket", 40e-6, 1e9, 60e-6, 20e-6, 2e-10, 1e-10, 2, 0.2e-3, 0.9e9)
+ROW: dict[str, Any] = {
+    "op": "all_reduce", "strategy": "ring", "setting": "auto", "ranks": 2, "link": "websocket",
+    "bytes": 8, "seconds": 2e-4, "peer": "gloo", "peer_seconds": 4e-4, "predicted_seconds": None,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of each test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "unisono" / "links.json"
+
+
+def test_figures_are_kept_per_kind_of_link(cache: Path) -> None:
+    """What was stored is read back; other kinds, hosts and versions are not touched by it."""
+    assert figures.load("websocket") is None
+    figures.store(FIGURES)
+    figures.store(replace(FIGURES, kind="shm", latency=0.0))
+    newer = replace(FIGURES, latency=50e-6)
+    figures.store(newer)
+    assert figures.load("websocket") == newer
+    assert figures.load("shm") == replace(FIGURES, kind="shm", latency=0.0)
+    assert [path.name for path in cache.parent.iterdir()] == ["links.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"KEY": {"kind": "websocket"}}'])
+def test_a_spoilt_file_is_named(cache: Path, text: str) -> None:
+    """A file that something else wrote is an error that says which and what to do."""
+    figures.store(FIGURES)
+    (key,) = json.loads(cache.read_text())
+    cache.write_text(text.replace("KEY", key))
+    with pytest.raises(ValueError, match=r"links\.json .*remove it and measure again"):
+        figures.load("websocket")
+
+
+def test_a_row_is_predicted_from_the_figures_of_its_links() -> None:
+    """All ranks share the machine; without figures, or on another network, nothing is said."""
+    assert predicted(ROW) is None
+    figures.store(FIGURES)
+    topology = uniform(1, 2, FIGURES.link, FIGURES.link, FIGURES.machine)
+    assert predicted(ROW) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
+    assert predicted(ROW | {"link": "shm"}) is None
+    assert predicted(ROW | {"delay": 0.05}) is None
+
+
+def test_calls_and_sent_bytes_take_time() -> None:
+    """Each rank makes its call on a core before it sends, and what it sends costs its bytes."""
+    machine = Machine(1, 5e-6, 0.0, 1e-9, per_call=1e-3)
+    topology = uniform(2, 1, FIGURES.link, replace_latency(1e-4), machine)
+    found = predict("direct", Kind.ALL_REDUCE, topology, 10**5).seconds
+    assert found == pytest.approx(1e-3 + 5e-6 + 1e-4 + 1e-4 + 1e-4 + 5e-6)
+
+
+def test_plans_take_what_is_not_given_from_measurements() -> None:
+    """Figures are needed first; a given one takes the place of a measured one."""
+
+    def plan(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "unisono.cli", "plan", "--nodes", "4", "--bytes", "1MiB"]
+        command += ["--strategy", "ring", "--json", "--measured", *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+    missing = plan()
+    assert missing.returncode == 2
+    assert "unisono bench links --link websocket" in missing.stderr
+    figures.store(FIGURES)
+    machine = FIGURES.machine
+    known, slow = (
+        uniform(4, 1, link, link, machine) for link in (FIGURES.link, replace_latency(1.0))
+    )
+    for arguments, topology in (((), known), (("--latency", "1s"), slow)):
+        seconds = json.loads(plan(*arguments).stdout)["seconds"]
+        expected = predict("ring", Kind.ALL_REDUCE, topology, 1 << 20).seconds
+        assert seconds == pytest.approx(expected, rel=0.01)
+
+
+def test_a_picture_shows_every_series() -> None:
+    """Ours and the peer's times, and predictions where there are some, as well-formed SVG."""
+    rows = [
+        ROW | {"bytes": size, "ranks": ranks, "seconds": size * 1e-9 + 1e-4,
+               "predicted_seconds": 2e-4 if ranks == 2 else None}
+        for ranks in (2, 4) for size in (8, 65536, 100 << 20)
+    ]  # fmt: skip
+    picture = ElementTree.fromstring(draw(rows))
+    lines = picture.findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 5
+    texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"all_reduce, 2 ranks, websocket", "time over size (dashed: gloo)"} <= texts
+    assert "predicted over measured time" in texts
+
+
+def replace_latency(seconds: float) -> Link:
+    return replace(FIGURES.link, latency=seconds)

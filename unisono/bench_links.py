@@ -1,0 +1,81 @@
+"""``unisono bench links``: the figures of this machine's links, and predictions from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from collective import figures
+from collective.cost import uniform
+from collective.prediction import TooLarge, predict
+from collective.schedule import Kind
+from collective.units import format_rate, format_time
+from unisono.commands.console import fail, print_json, table
+
+__all__ = ["known", "links", "predicted"]
+
+
+def links(
+    link: Annotated[
+        str, typer.Option(help="Kinds to measure, separated by commas: websocket, shm.")
+    ] = "websocket,shm",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
+    from unisono.bench import run_ranks
+
+    kinds = [text.strip() for text in link.split(",")]
+    for kind in kinds:
+        if kind not in figures.KINDS:
+            fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}")
+    found = []
+    for kind in kinds:
+        (row,) = run_ranks({"what": "links", "link": kind}, 2, "auto")
+        figures.store(figures.Figures(**row))
+        found.append(row)
+    if as_json:
+        print_json(found)
+        return
+    table(
+        ["link", "round trip", "rate", "call", "segment", "received", "sent"],
+        [
+            [
+                row["kind"],
+                format_time(row["round_trip"]),
+                format_rate(row["rate"]),
+                format_time(row["per_call"]),
+                format_time(row["per_segment"]),
+                *(
+                    f"{format_time(row[end] * (1 << 20))}/MiB"
+                    for end in ("per_byte", "per_byte_sent")
+                ),
+            ]
+            for row in found
+        ],
+    )
+    print(f"kept in {figures.path()}, for unisono plan --measured and unisono bench collectives")
+
+
+def known(kind: str) -> figures.Figures | None:
+    """What was measured here for a kind of link."""
+    try:
+        return figures.load(kind)
+    except ValueError as error:
+        fail(str(error))
+
+
+def predicted(row: dict[str, Any]) -> float | None:
+    """What the cost model says of a benchmark's row, from figures of its kind of link.
+
+    None where these have not been measured on this machine, or a network was put between ranks.
+    """
+    measured = known(row["link"])
+    if measured is None or row["ranks"] < 2 or row.get("bandwidth") or row.get("delay"):
+        return None
+    # whichever way they exchange, all ranks share this machine's cores
+    topology = uniform(1, row["ranks"], measured.link, measured.link, measured.machine)
+    try:
+        return predict(row["strategy"], Kind(row["op"]), topology, row["bytes"]).seconds
+    except TooLarge:
+        return None
