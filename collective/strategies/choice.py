@@ -62,8 +62,9 @@ WITHIN = (
     # two ranks: a swap is one hop, a ring two hops of half the bytes each
     Rule(Kind.ALL_REDUCE, _DIRECT, ranks=2, nbytes=_MIB),
     Rule(Kind.ALL_REDUCE, _RING, ranks=2),
-    Rule(Kind.ALL_REDUCE, _STAR, ranks=4, nbytes=512 * _KIB),
-    Rule(Kind.ALL_REDUCE, _STAR, ranks=8, nbytes=256 * _KIB),
+    Rule(Kind.ALL_REDUCE, _STAR, ranks=4, nbytes=2 * _MIB),
+    Rule(Kind.ALL_REDUCE, _STAR, ranks=8, nbytes=_MIB),
+    Rule(Kind.ALL_REDUCE, _TREES, ranks=8, share=_MIB),
     Rule(Kind.ALL_REDUCE, _DOUBLING, nbytes=64 * _KIB),
     Rule(Kind.ALL_REDUCE, _HALVING, share=_MIB, power=True),
     Rule(Kind.ALL_REDUCE, _BRUCK, share=_MIB),
