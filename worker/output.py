@@ -23,6 +23,8 @@ _COLLECTIVE = (
     "PeerLost|DeadlineExceeded|Mismatch|OperationAborted|GroupClosed|RendezvousFailed|ProtocolError"
 )
 _NAMES_RANK = re.compile(rf"\b(?:{_COLLECTIVE})\b[^\n]*?\brank (\d+)\b")
+#: what torch puts before each line of a traceback that ended a rank
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 
 
@@ -168,6 +170,7 @@ class Traceback:
 
 def last_traceback(stderr: str) -> Traceback | None:
     """The last traceback in a rank's stderr, with the exceptions that led to it."""
+    stderr = _TORCH_PREFIX.sub("", stderr)
     marker = "Traceback (most recent call last):"
     start = stderr.rfind(marker)
     if start < 0:
@@ -200,6 +203,17 @@ def last_traceback(stderr: str) -> Traceback | None:
             text=stderr[first:end][-16_000:],
         )
     return None
+
+
+def last_line(stderr: str) -> str | None:
+    """The line of a rank's stderr that says most about its end; None if there is none."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if not lines:
+        return None
+    if _TORCH_PREFIX.match(lines[-1]) and (found := last_traceback(stderr)) is not None:
+        # Behind the exception torch may list the frames of another thread.
+        return f"{found.kind}: {found.message}"[:500]
+    return lines[-1][:500]
 
 
 def culprit_of(text: str, rank: int) -> int | None:

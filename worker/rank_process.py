@@ -16,7 +16,7 @@ from typing import Any
 
 from collective.messages import Failure, LogChunk, Member, RankState
 from worker import supervisor
-from worker.output import LineCutter, culprit_of, last_traceback, metrics_of
+from worker.output import LineCutter, culprit_of, last_line, last_traceback, metrics_of
 from worker.spool import Spool
 
 __all__ = ["RankProcess"]
@@ -204,8 +204,7 @@ class RankProcess:
                         culprit=culprit_of(f"{found.kind}: {found.message}", self.rank),
                     )
                 )
-            lines = [line for line in stderr.splitlines() if line.strip()]
-            message = message or (lines[-1].strip()[:500] if lines else None)
+            message = message or last_line(stderr)
         self._state("exited", exit_code=exit_code, signal=number, message=message)
         self._on_exit(self.rank)
 

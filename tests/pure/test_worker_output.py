@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.messages import LogChunk
-from worker.output import CHUNK_BYTES, LineCutter, culprit_of, last_traceback, metrics_of
+from worker.output import CHUNK_BYTES, LineCutter, culprit_of, last_line, last_traceback, metrics_of
 
 
 @settings(deadline=None)
@@ -86,6 +86,16 @@ def test_the_last_traceback_counts() -> None:
     assert (found.kind, found.message) == ("DistBackendError", "NCCL error")
     assert "KeyError" not in found.text
     assert last_traceback("no traceback here") is None
+    torch = "[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n"
+    torch += "[rank1]: RuntimeError: PeerLost: rank 2\n\n[rank1]: At:\n[rank1]:   a.py(1): _run\n"
+    found = last_traceback(torch)
+    assert found is not None and found.message == "PeerLost: rank 2"
+    assert found.text == "Traceback (most recent call last):\n  File x\nRuntimeError: " + (
+        "PeerLost: rank 2"
+    )
+    assert last_line(torch) == "RuntimeError: PeerLost: rank 2"
+    assert last_line(torch + "\ngave up\n \n") == "gave up"
+    assert last_line(" \n") is None
     assert last_traceback("Traceback (most recent call last):\n  File z\n") is None
 
 
