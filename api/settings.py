@@ -77,7 +77,6 @@ class Settings(BaseSettings):
     step_limit: int = Field(
         default=5_000, gt=0, description="most steps of each rank in one answer"
     )
-    log_read_limit: int = Field(default=64 << 20, gt=0, description="most bytes of one log answer")
 
     join_ttl: float = Field(default=86_400.0, gt=0, description="life of a join token")
     login_code_ttl: float = Field(default=3_600.0, gt=0, description="life of a login code")

@@ -194,9 +194,7 @@ async def get_log(
     """Output of a rank as it was stored: a range of it, or all of it as it comes."""
     attempt, size = await queries.log_size(control, job_id, rank, stream)
     start = max(0, size + offset) if offset < 0 else min(offset, size)
-    most = control.settings.log_read_limit
     end = size if limit is None else min(size, start + limit)
-    end = min(end, start + most)
     headers = {"Unisono-Offset": str(start), "Unisono-Size": str(size)}
     if not follow:
         headers["Unisono-Next-Offset"] = str(end)

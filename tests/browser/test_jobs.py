@@ -50,6 +50,14 @@ def test_a_job_is_watched_until_it_completes(tabs: Tabs, api: Api) -> None:
     expect(page.locator("#fresh-text")).to_have_text("final: the job is over")
     figures = page.locator(".figures")
     expect(figures).to_contain_text("identical")
+    for width in (1440, 390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        ends = figures.evaluate(
+            "box => [box, box.lastElementChild].map(e => e.getBoundingClientRect().right)"
+        )
+        assert ends[0] - ends[1] < 2, f"the last row of figures has a hole at {width} px"
+    plain, _ = tabs.open(page.url.removeprefix(tabs.plane.url), java_script_enabled=False)
+    expect(plain.locator("#phases")).to_contain_text("needs JavaScript")
     expect(page.locator("[data-v=accuracy]")).to_contain_text("%")
     expect(page.locator("tr[data-rank='0']")).to_contain_text("exit code 0")
     expect(page.locator("#log-text")).to_contain_text("held-out accuracy")
