@@ -182,10 +182,13 @@ class World:
         inlets: dict[int, Inlet] = {}
         outlets: dict[int, Outlet] = {}
         opened: list[socket.socket] = []
-        labelled = {labels[peer]: known[peer] for peer in others if peer in known}
-        watch = _Watch(labelled, lambda error: self._doorman.give_up(name, error))
+        #: by peer: the socket and memory of links that are not made yet
+        shared: dict[int, tuple[socket.socket, int]] = {}
+        watched = [
+            (known[peer], peer, self.peers[ranks[peer]].node) for peer in others if peer in known
+        ]
+        watch = _Watch(watched, lambda error: self._doorman.give_up(name, error))
         try:
-            shared: dict[int, tuple[socket.socket, int]] = {}
             for peer in others:
                 near = ranks[peer] in self._neighbours
                 sock = dial(
@@ -211,9 +214,10 @@ class World:
                     endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
                     outlets[peer] = Outlet(endpoint, unread)
             # only now: whoever hands its bell over has claimed, and so has dialled before
-            for peer, (sock, memory) in shared.items():
-                bell = shared_memory.take_bell(sock, deadline)
-                inlets[peer] = shared_memory.SharedInlet(sock, memory, bell)
+            while shared:
+                peer = next(iter(shared))
+                bell = shared_memory.take_bell(shared[peer][0], deadline)
+                inlets[peer] = shared_memory.SharedInlet(*shared.pop(peer), bell)
             for inlet in inlets.values():
                 inlet.say(FrameKind.HELLO, self._admission.epoch)
             self._await_greetings(outlets, deadline, labels)
@@ -223,6 +227,8 @@ class World:
                 link.close()
             for sock in opened:
                 sock.close()
+            for _, memory in shared.values():
+                os.close(memory)
             self._doorman.forget(name)
             if isinstance(error, EndOfLink):
                 watch.check()
@@ -284,12 +290,23 @@ class World:
             if (name, peer) in self._dialled:
                 return
             ranks = self._ranks[name]
+
+            def check() -> None:
+                if communicator.outlets[peer].ended():
+                    raise PeerLost(
+                        f"lost {communicator.label(peer)} before it was asked for a message: "
+                        "its connection ended",
+                        rank=peer,
+                        node=communicator.nodes[peer],
+                    )
+
             sock = dial(
                 self.peers[ranks[peer]].addresses,
                 self._request(name, ranks, peer, "p2p"),
                 self._admission.secret,
                 time.monotonic() + timeout,
                 communicator.label(peer),
+                check,
             )
             inlet = Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
             self.engine.add_message_link(communicator, peer, inlet)
@@ -365,12 +382,15 @@ def _neighbours(rank: int, peers: Sequence[Peer]) -> frozenset[int]:
 class _Watch:
     """Looks after the links of peers that are expected, on a thread while there are any."""
 
-    def __init__(self, links: Mapping[str, Outlet], on_end: Callable[[PeerLost], None]) -> None:
+    def __init__(
+        self, links: Sequence[tuple[Outlet, int, str]], on_end: Callable[[PeerLost], None]
+    ) -> None:
+        """Watch `links`, each with its rank and that rank's node."""
         self._on_end = on_end
         self._error: PeerLost | None = None
         self._thread: threading.Thread | None = None
         if links:
-            self._labels = {link.endpoint.fileno(): label for label, link in links.items()}
+            self._peers = {link.endpoint.fileno(): (rank, node) for link, rank, node in links}
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._thread = threading.Thread(target=self._look, name="unisono-watch", daemon=True)
             self._thread.start()
@@ -378,12 +398,16 @@ class _Watch:
     def _look(self) -> None:
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
-        for descriptor in self._labels:
+        for descriptor in self._peers:
             poll.register(descriptor, select.POLLRDHUP)
         for descriptor, _ in poll.poll():
             if descriptor != self._bell:
-                label = self._labels[descriptor]
-                self._error = PeerLost(f"lost {label} before it came: its connection ended")
+                rank, node = self._peers[descriptor]
+                self._error = PeerLost(
+                    f"lost rank {rank} on node {node} before it came: its connection ended",
+                    rank=rank,
+                    node=node,
+                )
                 self._on_end(self._error)
                 return
 

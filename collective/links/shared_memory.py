@@ -101,15 +101,25 @@ def offer(sock: socket.socket, bell: int) -> int:
         The memory's descriptor.
     """
     memory = make_memory()
-    socket.send_fds(sock, [b"m"], [memory, bell])
+    _hand_over(sock, b"m", [memory, bell], made=[memory])
     return memory
 
 
 def take(sock: socket.socket, bell: int, deadline: float) -> tuple[int, int]:
     """At the dialled side, the sender: the memory and the peer's bell; the own bell goes back."""
     memory, peer_bell = _receive(sock, 2, deadline)
-    socket.send_fds(sock, [b"b"], [bell])
+    _hand_over(sock, b"b", [bell], made=[memory, peer_bell])
     return memory, peer_bell
+
+
+def _hand_over(sock: socket.socket, tag: bytes, descriptors: list[int], made: list[int]) -> None:
+    """Send descriptors; where the peer is gone, close those that were made for it."""
+    try:
+        socket.send_fds(sock, [tag], descriptors)
+    except OSError as error:
+        for descriptor in made:
+            os.close(descriptor)
+        raise EndOfLink(str(error)) from error
 
 
 def take_bell(sock: socket.socket, deadline: float) -> int:
