@@ -46,7 +46,8 @@ class Rule:
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _STAR, _RING, _TREES = Flat("centralized"), Flat("ring"), Flat("double_tree")
-_DIRECT, _BRUCK, _SHARES = Flat("direct"), Flat("bruck"), Flat("scatter_allgather")
+_CHAIN, _DIRECT, _BRUCK = Flat("chain"), Flat("direct"), Flat("bruck")
+_SHARES = Flat("scatter_allgather")
 _DOUBLING, _HALVING = Flat("recursive_doubling"), Flat("halving_doubling")
 #: schedules whose moves grow with the square of the ranks are written out up to so many
 _MANY = 64
@@ -69,16 +70,18 @@ WITHIN = (
     Rule(Kind.ALL_REDUCE, _HALVING, share=_MIB, power=True),
     Rule(Kind.ALL_REDUCE, _BRUCK, share=_MIB),
     Rule(Kind.ALL_REDUCE, _RING),
-    Rule(Kind.BROADCAST, _STAR, ranks=8, nbytes=256 * _KIB),
-    Rule(Kind.BROADCAST, _SHARES, ranks=4),
+    Rule(Kind.BROADCAST, _STAR, ranks=8, nbytes=2 * _MIB),
+    Rule(Kind.BROADCAST, _SHARES, ranks=8),
     Rule(Kind.BROADCAST, _TREES),
-    Rule(Kind.REDUCE, _STAR, ranks=8, nbytes=256 * _KIB),
+    Rule(Kind.REDUCE, _STAR, ranks=8, nbytes=2 * _MIB),
+    Rule(Kind.REDUCE, _CHAIN, ranks=4),
     Rule(Kind.REDUCE, _TREES),
     Rule(Kind.BARRIER, _STAR, ranks=8),
     Rule(Kind.BARRIER, _BRUCK),
-    Rule(Kind.REDUCE_SCATTER, _DIRECT, ranks=_MANY, share=_MIB),
+    Rule(Kind.REDUCE_SCATTER, _BRUCK, share=_MIB),
     Rule(Kind.REDUCE_SCATTER, _RING),
-    Rule(Kind.ALL_GATHER, _DIRECT, ranks=_MANY, share=_MIB),
+    Rule(Kind.ALL_GATHER, _DIRECT, ranks=8, nbytes=256 * _KIB),
+    Rule(Kind.ALL_GATHER, _BRUCK, share=4 * _MIB),
     Rule(Kind.ALL_GATHER, _RING),
     *_ONLY,
 )
