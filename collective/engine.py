@@ -100,6 +100,8 @@ class Engine:
         if link.belled:
             self._belled.append(link)
         self._epoll.register(descriptor, _EDGE)
+        for other in link.others:
+            self._register(communicator, other, peer, p2p=p2p)
 
     def remove(self, communicator: Communicator) -> list[Outlet | Inlet]:
         """Stop serving a group; its links, for the caller to end."""

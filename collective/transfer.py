@@ -105,6 +105,7 @@ class CollectiveOperation(Operation):
             for peer, order in program.incoming.items()
             if peer != communicator.rank
         ]
+        self._bundled = [lane for lane in self._out if lane.link.others]
         self._open = len(self._out) + len(self._in)
         self._unheard = len(self._in)
         self._home: _HomeLane | None = None
@@ -148,6 +149,8 @@ class CollectiveOperation(Operation):
                     moved |= self._send(out)
                 except EndOfLink as end:
                     raise LinkLost(out.peer, str(end)) from None
+        if self._bundled:
+            moved |= self._send_on()
         return moved
 
     # -- sending ----------------------------------------------------------------------------
@@ -208,8 +211,22 @@ class CollectiveOperation(Operation):
                 lane.segment = 0
                 lane.place += 1
                 if lane.place == len(lane.parts):
-                    self._open -= 1
+                    if not link.others:  # else when all its connections are empty
+                        self._open -= 1
                     return True
+
+    def _send_on(self) -> bool:
+        """Send what links of several connections hold, also while their next part must wait."""
+        moved = False
+        for lane in list(self._bundled):
+            try:
+                if lane.link.flush() and lane.place == len(lane.parts):
+                    self._bundled.remove(lane)
+                    self._open -= 1
+                    moved = True
+            except EndOfLink as end:
+                raise LinkLost(lane.peer, str(end)) from None
+        return moved
 
     # -- staying ----------------------------------------------------------------------------
 

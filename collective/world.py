@@ -16,8 +16,9 @@ from typing import Protocol
 
 from collective.communicator import Communicator
 from collective.engine import Engine
-from collective.errors import PeerLost, RendezvousFailed
+from collective.errors import PeerLost, ProtocolError, RendezvousFailed
 from collective.links import shared_memory
+from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, wanted
 from collective.links.endpoint import MemoryEndpoint, SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
@@ -203,7 +204,9 @@ class World:
                 if near:
                     shared[peer] = sock, shared_memory.offer(sock, self.engine.bell)
                     continue
-                inlets[peer] = Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
+                more = self._dial_more(name, ranks, peer, sock, deadline, labels[peer], opened)
+                endpoint = SocketEndpoint(sock, lost_after=_SILENCE)
+                inlets[peer] = BundleInlet(endpoint, more) if more else Inlet(endpoint)
             claimed = self._doorman.claim(name, others, deadline, labels)
             opened += [sock for sock, _ in claimed.values()]
             for peer, (sock, unread) in claimed.items():
@@ -219,8 +222,10 @@ class World:
                 bell = shared_memory.take_bell(shared[peer][0], deadline)
                 inlets[peer] = shared_memory.SharedInlet(*shared.pop(peer), bell)
             for inlet in inlets.values():
-                inlet.say(FrameKind.HELLO, self._admission.epoch)
+                connections = 1 + len(inlet.others) if inlet.others else 0
+                inlet.say(FrameKind.HELLO, self._admission.epoch, connections)
             self._await_greetings(outlets, deadline, labels)
+            self._bundle(name, outlets, deadline, labels, opened)
         except BaseException as error:
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
             for link in links:
@@ -255,6 +260,51 @@ class World:
 
         self._doorman.forward(name, "p2p", take_message_link)
         return communicator
+
+    def _dial_more(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        peer: int,
+        first: socket.socket,
+        deadline: float,
+        label: str,
+        opened: list[socket.socket],
+    ) -> list[SocketEndpoint]:
+        """The further connections of a link whose first is made, where one is not enough."""
+        endpoints = []
+        for number in range(1, wanted(first)):
+            sock = dial(
+                [first.getpeername()[:2]],
+                self._request(name, ranks, peer, channel(number)),
+                self._admission.secret,
+                deadline,
+                label,
+            )
+            opened.append(sock)
+            endpoints.append(SocketEndpoint(sock, lost_after=_SILENCE))
+        return endpoints
+
+    def _bundle(
+        self,
+        name: str,
+        outlets: dict[int, Outlet],
+        deadline: float,
+        labels: Sequence[str],
+        opened: list[socket.socket],
+    ) -> None:
+        """Add the further connections that peers say they have made."""
+        for peer, outlet in outlets.items():
+            if outlet.connections > MOST:
+                raise ProtocolError(f"{labels[peer]} speaks of {outlet.connections} connections")
+            endpoints = []
+            for number in range(1, outlet.connections):
+                claimed = self._doorman.claim(name, [peer], deadline, labels, channel(number))
+                sock, _ = claimed[peer]
+                opened.append(sock)
+                endpoints.append(SocketEndpoint(sock, lost_after=self._lost_after))
+            if endpoints:
+                outlets[peer] = BundleOutlet(outlet, endpoints)
 
     def _near(self, rank: int) -> tuple[tuple[str, int], ...]:
         """Where a rank of this node takes shared-memory links."""

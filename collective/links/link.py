@@ -7,6 +7,7 @@ flows back (`docs/protocols.md`).  Both ends work without blocking on any `Endpo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from collective.errors import ProtocolError
 from collective.links.endpoint import Buffer, Endpoint, SocketEndpoint
@@ -38,6 +39,8 @@ class Outlet:
 
     #: whether the engine's bell tells of this link, beside its endpoint
     belled = False
+    #: further connections of the same link
+    others: Sequence[Outlet] = ()
 
     def __init__(self, endpoint: Endpoint, unread: bytes = b"") -> None:
         self.endpoint = endpoint
@@ -45,6 +48,8 @@ class Outlet:
         self.writable = True
         self.hung_up = False
         self.greeted = False
+        #: how many connections the peer has made of this link
+        self.connections = 1
         #: bytes given to the endpoint so far, headers included
         self.sent = 0
         self._flight: list[Buffer] = []
@@ -90,6 +95,17 @@ class Outlet:
                 del flight[0]
             if count:
                 flight[0] = memoryview(flight[0])[count:]
+
+    def keep(self) -> None:
+        """Copy what is still on its way: the memory that it was sent from may change."""
+        self._flight = [bytes(buffer) for buffer in self._flight]
+
+    def take_over(self, other: Outlet) -> None:
+        """Go on as another outlet over the same endpoint, which nothing was sent on yet."""
+        self.greeted = other.greeted
+        self.connections = other.connections
+        self._control = other._control
+        self._early = other._early
 
     def control(self) -> list[tuple[Header, bytes]]:
         """Control frames that have arrived.
@@ -140,6 +156,7 @@ class Outlet:
                 header = Header._make(HEADER.unpack_from(body))
                 if header.kind == FrameKind.HELLO:
                     self.greeted = True
+                    self.connections = header.sequence or 1
                 else:
                     frames.append((header, body[HEADER_SIZE:]))
         if ended is not None and not frames:
@@ -179,6 +196,8 @@ class Inlet:
 
     #: whether the engine's bell tells of this link, beside its endpoint
     belled = False
+    #: further connections of the same link
+    others: Sequence[Inlet] = ()
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

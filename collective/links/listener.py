@@ -95,15 +95,20 @@ class Doorman:
             old[0].close()  # the dialler gave that one up and tries again
 
     def claim(
-        self, group: str, diallers: Sequence[int], deadline: float, labels: Sequence[str]
+        self,
+        group: str,
+        diallers: Sequence[int],
+        deadline: float,
+        labels: Sequence[str],
+        channel: str = "collective",
     ) -> dict[int, tuple[socket.socket, bytes]]:
-        """The collective links of all `diallers`, waiting for those that have not come yet.
+        """The links for collectives of all `diallers`, waiting for those that have not come yet.
 
         Raises:
             RendezvousFailed: `deadline` (monotonic) passed; names who did not come.
             PeerLost: `give_up` was called for the group.
         """
-        keys = {rank: (group, "collective", rank) for rank in diallers}
+        keys = {rank: (group, channel, rank) for rank in diallers}
         with self._condition:
             while True:
                 if group in self._gone:

@@ -34,11 +34,14 @@ def join(where: list[str], timeout: float = 30.0, strategy: str = "auto") -> Non
     )
 
 
-def join_some(where: dict[int, str], timeout: float) -> None:
+def join_some(where: dict[int, str], timeout: float, connections: str = "auto") -> None:
     """Make a group of some ranks of the pool, by their numbers in it; another one is left."""
-    global _group
+    global _group, _before
     if _group is not None:
         _group.close()
+    _subgroups.clear()
+    _before = descriptors(), threads()
+    os.environ["UNISONO_CONNECTIONS"] = connections
     _group = collective.init(
         list(where).index(rank_of()), addresses=list(where.values()), secret="of-this-test",
         timeout=timeout,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import native_jobs
 import pytest
+import torch
 from network_lab import network, set_names
 from ranks import RankPool
 from waiting import eventually
@@ -60,8 +62,14 @@ def pool(net: Network) -> Iterator[RankPool]:
         pool.kill()
 
 
-def join(pool: RankPool, where: dict[int, str], timeout: float = 20.0) -> None:
-    for outcome in pool.outcomes(native_jobs.join_some, where, timeout, ranks=list(where)):
+def join(
+    pool: RankPool, where: dict[int, str], timeout: float = 20.0, connections: str = "auto"
+) -> None:
+    ask(pool, list(where), native_jobs.join_some, where, timeout, connections)
+
+
+def ask(pool: RankPool, ranks: list[int], function: Callable[..., Any], *arguments: Any) -> None:
+    for outcome in pool.outcomes(function, *arguments, ranks=ranks):
         assert outcome is not None and outcome.kind is None, outcome
 
 
@@ -94,6 +102,18 @@ def test_a_name_of_both_families_is_tried_in_both(net: Network, served: str) -> 
             capture_output=True, text=True, timeout=30,
         )  # fmt: skip
         assert done.returncode == 0, (order, done.stderr)
+
+
+def test_links_of_several_connections(net: Network, pool: RankPool) -> None:
+    """Frames that travel by turns on three connections arrive in order, whole, and by slow links
+    too; after the group all connections are closed."""
+    join(pool, {rank: at(host) for rank, host in enumerate(net.hosts[:3])}, connections="3")
+    for strategy in ("ring", "tree:2", "direct"):
+        sizes = [1, 300_001, 1_300_000]
+        ask(pool, THREE, native_jobs.all_reduces, 3, strategy, sizes, [torch.float32])
+    assert [
+        outcome and outcome.value for outcome in pool.outcomes(native_jobs.leave, ranks=THREE)
+    ] == [True] * 3
 
 
 def test_a_host_that_vanishes_in_the_middle_is_named(net: Network, pool: RankPool) -> None:
