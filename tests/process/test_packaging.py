@@ -167,20 +167,52 @@ def test_the_arrows_between_packages_hold() -> None:
     assert "0 broken" in run(BIN / "lint-imports", cwd=ROOT)
 
 
-@pytest.mark.slow
-def test_the_steps_of_the_control_planes_image_work(tmp_path: Path) -> None:
-    """What its Dockerfile copies installs into an empty environment, without torch, and runs."""
-    text = re.sub(r"\\\n\s*", " ", (ROOT / "docker/control-plane.Dockerfile").read_text())
-    context = tmp_path / "context"
-    run("git", "clone", "-q", "--no-hardlinks", ROOT, tmp_path / "clone")
+def image(name: str, folder: Path) -> tuple[str, Path]:
+    """A Dockerfile with its lines joined, and a folder that holds exactly what it copies."""
+    text = re.sub(r"\\\n\s*", " ", (ROOT / f"docker/{name}.Dockerfile").read_text())
+    context = folder / "context"
+    run("git", "clone", "-q", "--no-hardlinks", ROOT, folder / "clone")
     context.mkdir()
     for sources in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
         *names, target = shlex.split(sources)
         (context / target).mkdir(exist_ok=True)
-        for name in names:
-            place = tmp_path / "clone" / name
-            wanted = context / target if place.is_dir() else context / target / name
+        for each in names:
+            place = folder / "clone" / each
+            wanted = context / target if place.is_dir() else context / target / each
             run("cp", "-rT", place, wanted)
+    return text, context
+
+
+def test_the_steps_of_the_workers_image_work(tmp_path: Path) -> None:
+    """What its Dockerfile copies installs with its command, and offers a machine as a node.
+
+    The packages that it depends on are those of this environment: torch is not fetched again.
+    """
+    text, context = image("worker", tmp_path)
+    defaults = dict(re.findall(r"^ARG (\w+)=\"?([^\"\n]*)\"?$", text, re.MULTILINE))
+    (install,) = re.findall(r"/opt/venv/bin/(pip install .+)$", text, re.MULTILINE)
+    words = shlex.split(install.replace("${EXTRAS}", defaults["EXTRAS"]))
+    assert words[-1] == ".[demo]" and words[-3:-1] == ["-c", "constraints.txt"]
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (ours,) = (BIN.parent / "lib").glob("python*/site-packages")
+    (packages / "beside.pth").write_text(f"{ours}\n")
+    words = [word for word in words if word != "${PIP_ARGS}"]
+    run(tmp_path / "venv/bin/python", "-m", *words[:-1], "--no-deps", "--no-build-isolation",
+        "--ignore-installed", words[-1], cwd=context)  # fmt: skip
+    code = (
+        "import collective, torch.distributed as dist, unisono.demo\n"
+        "print(collective.__file__, dist.is_backend_available('unisono'))"
+    )
+    place, available = run(tmp_path / "venv/bin/python", "-c", code, cwd=tmp_path).split()
+    assert Path(place).is_relative_to(tmp_path) and available == "True"
+    assert "torch" in run(tmp_path / "venv/bin/worker", "probe", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_control_planes_image_work(tmp_path: Path) -> None:
+    """What its Dockerfile copies installs into an empty environment, without torch, and runs."""
+    text, context = image("control-plane", tmp_path)
     (install,) = re.findall(r"^RUN (pip install .+)$", text, re.MULTILINE)
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     run(tmp_path / "venv/bin/python", "-m", *shlex.split(install), cwd=context, timeout=280)
