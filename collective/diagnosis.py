@@ -19,7 +19,7 @@ from collective.errors import (
     OperationAborted,
     PeerLost,
 )
-from collective.operation import Operation
+from collective.operation import Operation, again
 
 if TYPE_CHECKING:
     from collective.communicator import Communicator
@@ -72,6 +72,22 @@ def lost(here: Communicator, peer: int, reason: str, operation: Operation | None
         operation=operation.descriptor.operation if operation else None,
         sequence=operation.sequence if operation else None,
         phase=phase,
+    )
+
+
+def absent(here: Communicator, peer: int) -> BaseException:
+    """Why `peer`, whose connection has ended, cannot be asked for a message."""
+    if here.error is not None:
+        return again(here.error)
+    if peer in here.left:
+        how = f"{here.label(peer)} left the group in order after operation {here.left[peer]}"
+    else:
+        how = f"lost {here.label(peer)}: its connection ended"
+    return PeerLost(
+        f"{how}, before it was asked for a message",
+        rank=peer,
+        node=here.nodes[peer],
+        operation="recv",
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from collective import diagnosis
 from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.errors import PeerLost, ProtocolError, RendezvousFailed
@@ -343,12 +344,9 @@ class World:
 
             def check() -> None:
                 if communicator.outlets[peer].ended():
-                    raise PeerLost(
-                        f"lost {communicator.label(peer)} before it was asked for a message: "
-                        "its connection ended",
-                        rank=peer,
-                        node=communicator.nodes[peer],
-                    )
+                    # what it said before its end tells whether it left in order
+                    self.engine.call(lambda: communicator.hear(peer))
+                    raise diagnosis.absent(communicator, peer)
 
             sock = dial(
                 self.peers[ranks[peer]].addresses,
