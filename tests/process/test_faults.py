@@ -143,5 +143,5 @@ def test_random_operations_with_random_kills_leave_nothing_behind(cluster: Clust
 
     `UNISONO_SOAK_SECONDS` makes it longer.
     """
-    seconds = float(os.environ.get("UNISONO_SOAK_SECONDS", "15"))
+    seconds = float(os.environ.get("UNISONO_SOAK_SECONDS", "8"))
     assert soak(cluster, seconds, seed=7) >= 8
