@@ -39,8 +39,8 @@ from collective.reduction import (
 from collective.schedule import Kind, Schedule
 from collective.strategies import ORIGINALS
 from collective.transfer import CollectiveOperation
+from collective.wiring import Wiring
 from collective.work import Work
-from collective.world import Wiring
 
 _CALL_SITES = os.environ.get("UNISONO_CHECK_CALL_SITES", "") not in ("", "0")
 

@@ -18,6 +18,7 @@ from collective import timing_observer
 from collective.calls import Calls
 from collective.communicator import Communicator
 from collective.errors import CollectiveError, GroupClosed, Refused
+from collective.leaving import part
 from collective.links.handshake import valid_name
 from collective.links.link import Outlet
 from collective.operation import Operation, again
@@ -33,8 +34,8 @@ from collective.strategies import (
     resolve,
 )
 from collective.tensor_service import TensorService
+from collective.wiring import Wiring
 from collective.work import Work
-from collective.world import Wiring, part
 
 #: called with each finished `Work` of every group; see `collective.timing`
 observers: list[Callable[[Work], object]] = []

@@ -20,8 +20,9 @@ from collective.addresses import parse_address
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.memory_world import MemoryHall, MemoryWorld
 from collective.messages import Plan
-from collective.world import MemoryHall, MemoryWorld, Peer, World
+from collective.world import Peer, World
 
 #: the default group's name
 DEFAULT_GROUP = "default"

@@ -32,7 +32,7 @@ from collective.tensor_format import (
     serialise,
 )
 from collective.units import format_size, parse_size
-from collective.world import Wiring
+from collective.wiring import Wiring
 
 _EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import socket
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from collective import diagnosis
 from collective.communicator import Communicator
 from collective.engine import Engine
-from collective.errors import PeerLost, ProtocolError, RendezvousFailed
+from collective.errors import ProtocolError, RendezvousFailed
 from collective.links import shared_memory
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, wanted
-from collective.links.endpoint import MemoryEndpoint, SocketEndpoint, memory_pair
+from collective.links.endpoint import SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
 from collective.links.wire import FrameKind
 from collective.messages import LinkRequest
 from collective.tensor_server import TensorServer
+from collective.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -47,65 +45,6 @@ _SILENCE = float(os.environ.get("UNISONO_PEER_SILENCE", "20"))
 
 #: seconds for which a downloader may stand still
 _TENSORS_LOST = 600.0
-
-
-class Wiring(Protocol):
-    """How the groups of a rank get their links; one for sockets and one for memory."""
-
-    engine: Engine
-    #: what this rank exposes to others
-    tensors: TensorServer
-    #: what all ranks know and nobody else
-    secret: str
-    #: seconds that a rank which leaves waits for its peers to read what it sent
-    linger: float
-
-    def connect(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        timeout: float,
-        stall: float,
-        known: Mapping[int, Outlet],
-    ) -> Communicator:
-        """Make a group's links.
-
-        Args:
-            name: tells the group from all others.
-            ranks: ranks of the world, this one among them.
-            timeout: seconds within which all must have come.
-            stall: seconds without progress after which ranks compare what they do.
-            known: links to some of the members, whose end means that they will not come.
-        """
-
-    def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
-        """Make the link on which `peer` sends this rank point-to-point messages."""
-
-    def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
-        """Take connections of members that download from this rank."""
-
-    def dial_tensors(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        peer: int,
-        deadline: float,
-        label: str,
-        check: Callable[[], None],
-    ) -> Inlet:
-        """A new connection on which rank `peer` of a group sends this rank a tensor.
-
-        Args:
-            deadline: monotonic time at which to give up.
-            label: who the peer is, for messages.
-            check: called from time to time; may raise to end the tries.
-        """
-
-    def forget(self, name: str) -> None:
-        """The group of that name is closed."""
-
-    def close(self) -> None:
-        """Release everything."""
 
 
 class World:
@@ -189,7 +128,7 @@ class World:
         watched = [
             (known[peer], peer, self.peers[ranks[peer]].node) for peer in others if peer in known
         ]
-        watch = _Watch(watched, lambda error: self._doorman.give_up(name, error))
+        watch = Watch(watched, lambda error: self._doorman.give_up(name, error))
         try:
             for peer in others:
                 near = ranks[peer] in self._neighbours
@@ -427,196 +366,11 @@ def _neighbours(rank: int, peers: Sequence[Peer]) -> frozenset[int]:
     )
 
 
-class _Watch:
-    """Looks after the links of peers that are expected, on a thread while there are any."""
-
-    def __init__(
-        self, links: Sequence[tuple[Outlet, int, str]], on_end: Callable[[PeerLost], None]
-    ) -> None:
-        """Watch `links`, each with its rank and that rank's node."""
-        self._on_end = on_end
-        self._error: PeerLost | None = None
-        self._thread: threading.Thread | None = None
-        if links:
-            self._peers = {link.endpoint.fileno(): (rank, node) for link, rank, node in links}
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._thread = threading.Thread(target=self._look, name="unisono-watch", daemon=True)
-            self._thread.start()
-
-    def _look(self) -> None:
-        poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        for descriptor in self._peers:
-            poll.register(descriptor, select.POLLRDHUP)
-        for descriptor, _ in poll.poll():
-            if descriptor != self._bell:
-                rank, node = self._peers[descriptor]
-                self._error = PeerLost(
-                    f"lost rank {rank} on node {node} before it came: its connection ended",
-                    rank=rank,
-                    node=node,
-                )
-                self._on_end(self._error)
-                return
-
-    def check(self) -> None:
-        """Raise if a link ended."""
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._thread is not None:
-            os.eventfd_write(self._bell, 1)
-            self._thread.join()
-            os.close(self._bell)
-
-
 def _own_tensors(tensors: TensorServer, name: str, rank: int) -> Inlet:
     """A connection from a rank to itself."""
     near, far = memory_pair()
     tensors.take(name, rank, rank, Outlet(far))
     return Inlet(near)
-
-
-class MemoryHall:
-    """Where the threads of one process find the ends of the links between them."""
-
-    def __init__(self) -> None:
-        self.secret = secrets.token_hex(16)
-        self.worlds: dict[int, MemoryWorld] = {}
-        self._lock = threading.Lock()
-        self._ends: dict[tuple[str, str, int, int, int], deque[MemoryEndpoint]] = {}
-
-    def end(self, group: str, channel: str, source: int, target: int, mine: int) -> MemoryEndpoint:
-        """The end of the link `source` → `target` that rank `mine` holds."""
-        with self._lock:
-            waiting = self._ends.get((group, channel, source, target, mine))
-            if waiting:
-                return waiting.popleft()
-            first, second = memory_pair()
-            other = source if mine == target else target
-            self._ends.setdefault((group, channel, source, target, other), deque()).append(second)
-            return first
-
-
-class MemoryWorld:
-    """Memory links between threads of one process."""
-
-    #: what was sent stays readable when its sender is gone
-    linger = 0.0
-
-    def __init__(self, rank: int, hall: MemoryHall) -> None:
-        self.rank = rank
-        self.engine = Engine()
-        self.secret = hall.secret
-        self.tensors = TensorServer(hall.secret, 1)
-        self._hall = hall
-        hall.worlds[rank] = self
-        self._members: dict[str, tuple[int, ...]] = {}
-
-    def connect(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        timeout: float,
-        stall: float,
-        known: Mapping[int, Outlet],
-    ) -> Communicator:
-        ranks = tuple(ranks)
-        me = ranks.index(self.rank)
-        others = [peer for peer in range(len(ranks)) if peer != me]
-        outlets, inlets = self._links(name, "collective", me, others)
-        communicator = Communicator(
-            self.engine,
-            name=name,
-            rank=me,
-            size=len(ranks),
-            epoch=1,
-            nodes=["here"] * len(ranks),
-            outlets=outlets,
-            inlets=inlets,
-            stall=stall,
-        )
-        self.engine.add(communicator)
-        out, into = self._links(name, "p2p", me, others)
-        for peer in others:
-            self.engine.add_message_link(communicator, peer, out[peer])
-            self.engine.add_message_link(communicator, peer, into[peer])
-        return communicator
-
-    def _links(
-        self, name: str, channel: str, me: int, others: Sequence[int]
-    ) -> tuple[dict[int, Outlet], dict[int, Inlet]]:
-        end = self._hall.end
-        outlets = {peer: Outlet(end(name, channel, me, peer, me)) for peer in others}
-        inlets = {peer: Inlet(end(name, channel, peer, me, me)) for peer in others}
-        return outlets, inlets
-
-    def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
-        """Nothing to do: memory links for messages are made with the group."""
-
-    def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
-        """Nothing to do: who downloads finds this rank in the hall."""
-
-    def dial_tensors(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        peer: int,
-        deadline: float,
-        label: str,
-        check: Callable[[], None],
-    ) -> Inlet:
-        near, far = memory_pair()
-        me = tuple(ranks).index(self.rank)
-        self._hall.worlds[ranks[peer]].tensors.take(name, peer, me, Outlet(far))
-        return Inlet(near)
-
-    def forget(self, name: str) -> None:
-        self.tensors.forget(name)
-
-    def close(self) -> None:
-        self.tensors.close()
-        self.engine.close()
-
-
-def part(communicator: Communicator, links: Sequence[Outlet | Inlet], linger: float) -> None:
-    """Leave in order: say so, end every link, and read on until the peers have ended theirs.
-
-    A socket that is closed with unread input resets its connection, and the peer would lose what
-    it has not read yet; hence the reading, for at most `linger` seconds.
-    """
-    for inlet in communicator.inlets.values():
-        try:
-            inlet.say(FrameKind.LEFT, communicator.epoch, communicator.completed)
-        except EndOfLink:
-            continue  # that peer is gone already
-    for link in links:
-        link.end()
-    room = memoryview(bytearray(64 << 10))
-    open_links = {link.endpoint.fileno(): link for link in links}
-    deadline = time.monotonic() + linger
-    with select.epoll() as poll:
-        for descriptor in open_links:
-            poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
-        while open_links:
-            for descriptor, link in list(open_links.items()):
-                try:
-                    while link.endpoint.recv_into(room):
-                        pass
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    pass  # reset: the peer is gone, nothing of ours can be lost any more
-                poll.unregister(descriptor)
-                del open_links[descriptor]
-            left = deadline - time.monotonic()
-            if not open_links or left <= 0:
-                break
-            poll.poll(left)
-    for link in links:
-        link.close()
 
 
 _worlds: weakref.WeakSet[World] = weakref.WeakSet()

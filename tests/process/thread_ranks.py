@@ -13,8 +13,8 @@ from typing import Any
 
 import collective
 from collective.group import Group
+from collective.memory_world import MemoryHall, MemoryWorld
 from collective.strategies import parse
-from collective.world import MemoryHall, MemoryWorld
 
 #: seconds after which a call that has not come back is a hang
 HANG = 30.0
