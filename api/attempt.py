@@ -12,6 +12,8 @@ from collective.messages import Member, Plan
 #: the problem of a node whose agent is ending
 AGENT_STOPPED = "agent-stopped"
 NodePhase = Literal["waiting", "prepared", "over", "lost"]
+#: what becomes of the ranks in these states when their attempt is over
+UNSETTLED = {"waiting": "not-started", "running": "lost"}
 
 
 @dataclass
@@ -107,6 +109,15 @@ class AttemptState:
         """Whether every rank exited with code 0."""
         ends = self.ends()
         return len(ends) == len(self.ranks) and all(ended.well for ended in ends)
+
+    def settle_ranks(self) -> list[int]:
+        """Now that the attempt is over: end what no node told the end of; these ranks."""
+        settled = []
+        for rank, info in self.ranks.items():
+            if info.state in UNSETTLED:
+                info.state = UNSETTLED[info.state]
+                settled.append(rank)
+        return settled
 
     def verdict(self) -> Verdict:
         """Why it fails, as far as is known now."""

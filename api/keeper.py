@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from api import models
-from api.attempt import AttemptState, Part
+from api.attempt import UNSETTLED, AttemptState, Part
 from api.inbox import Inbox
 from api.jobs import JobState, store
+from api.models import Rank
 from api.storage import Storage, StorageUnavailable
 
 log = logging.getLogger("unisono.jobs")
@@ -47,7 +49,7 @@ class Keeper:
             self.ended[job.id] = job
 
     async def phase(self, attempt: AttemptState) -> None:
-        """Store an attempt's phase."""
+        """Store an attempt's phase, and the end of its ranks when it is over."""
         values = {
             "phase": attempt.phase,
             "end_at": attempt.end_at,
@@ -58,6 +60,10 @@ class Keeper:
             row = session.get_one(models.Attempt, attempt.id)
             for name, value in values.items():
                 setattr(row, name, value)
+            if values["phase"] == "over":
+                for state, end in UNSETTLED.items():
+                    open_ranks = (Rank.attempt_id == attempt.id, Rank.state == state)
+                    session.execute(update(Rank).where(*open_ranks).values(state=end))
 
         await self._keep(attempt.id, work)
 

@@ -481,6 +481,8 @@ class Orchestrator:
             if verdict.cause is not None:
                 job.reason = f"{verdict.cause['kind']}: {verdict.cause['message']}"[:1000]
         attempt.phase = "over"
+        for rank in attempt.settle_ranks():
+            job.live.rank_changed(rank)
         await self._keeper.phase(attempt)
         await self._close(job, state)
 

@@ -248,9 +248,11 @@ def shown_rank(rank: Plain, columns: Plain | None, job: Plain) -> dict[str, Any]
     return {
         **rank,
         "device_name": device_name(device),
-        "shown_state": {"exited": "completed" if ended_well else "failed", "waiting": "queued"}.get(
-            state, state
-        ),
+        "shown_state": {
+            "exited": "completed" if ended_well else "failed",
+            "waiting": "queued",
+            "not-started": "cancelled",
+        }.get(state, state),
         "state_text": state,
         "exit_text": exit_text(rank.get("exit_code"), rank.get("signal")),
         "last_step": rank.get("step"),

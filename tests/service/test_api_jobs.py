@@ -87,6 +87,7 @@ def test_a_problem_on_one_node_fails_the_job(api: Api, pair: Pair) -> None:
     failed = api.until(job["id"], "failed")
     assert failed["cause"]["node"] == "w2" and failed["cause"]["kind"] == "script-missing"
     assert "/home/b/train.py" in failed["reason"]
+    assert [rank["state"] for rank in api.ranks(job["id"])] == ["not-started"] * 2
 
 
 def test_a_job_is_placed_anew_when_its_node_is_leaving(api: Api, pair: Pair) -> None:
