@@ -95,19 +95,25 @@ async def _admit(control: Control, websocket: WebSocket) -> tuple[NodeState, str
             "this channel needs the credential of a node that has not been removed",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await websocket.send_denial_response(problem.response())
+        await _refuse(websocket, problem)
         return None
     offered = websocket.scope.get("subprotocols", [])
     if AGENT_PROTOCOL not in offered:
         problem = Problem(
             426,
             "subprotocol-unknown",
-            f"this server speaks {AGENT_PROTOCOL}, the agent offers {', '.join(offered) or '-'}: "
-            "install the same version on both",
+            f"this server speaks {AGENT_PROTOCOL}, the agent offers "
+            f"{', '.join(offered)[:200] or 'nothing'}: install the same version on both",
         )
-        await websocket.send_denial_response(problem.response())
+        await _refuse(websocket, problem)
         return None
     return node, principal.id
+
+
+async def _refuse(websocket: WebSocket, problem: Problem) -> None:
+    where = websocket.client.host if websocket.client is not None else "an unknown address"
+    log.warning("an agent at %s was refused (%d): %s", where, problem.status, problem.detail)
+    await websocket.send_denial_response(problem.response())
 
 
 async def _receive(websocket: WebSocket) -> Message:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from api import agent_channel, errors
 from api.control import Control
 from api.routes import access, health, jobs, nodes
-from api.security import BodyLimit, SecurityHeaders
+from api.security import BodyLimit, Head, SecurityHeaders
 from api.settings import Settings
 
 PREFIX = "/api/v1"
@@ -48,6 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     exempt = frozenset({f"{PREFIX}/bundles", "/jobs/new"})
     app.add_middleware(BodyLimit, limit=settings.body_limit, exempt=exempt)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(Head)
     for router in (jobs.router, nodes.router, access.router, health.cluster_router):
         app.include_router(router, prefix=PREFIX)
     app.include_router(health.router)

@@ -1,6 +1,8 @@
-"""Headers that every answer carries, and the bound on request bodies, as ASGI middleware."""
+"""What every request passes: headers, the bound on bodies, HEAD; as ASGI middleware."""
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,3 +82,35 @@ class BodyLimit:
 
     def _problem(self) -> Problem:
         return Problem(413, "body-too-large", f"a request may have {self.limit} bytes")
+
+
+class Head:
+    """Answers HEAD like GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        answered = asyncio.Event()
+        received = False
+
+        async def until_answered() -> Message:
+            nonlocal received
+            if not received:
+                received = True
+                return await receive()
+            # An event stream would go on for as long as somebody listens.
+            await answered.wait()
+            return {"type": "http.disconnect"}
+
+        async def headers_only(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+                answered.set()
+
+        await self.app({**scope, "method": "GET"}, until_answered, headers_only)

@@ -64,6 +64,7 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("uvicorn.error").addFilter(_not_of_refusals)
     try:
         if (settings.tls_certificate is None) != (settings.tls_key is None):
             raise CannotServe("--tls-certificate and --tls-key go together: give both or neither")
@@ -78,6 +79,14 @@ def serve(settings: Settings) -> int:
         # Ctrl-C before the server handles signals itself: as 128 + SIGINT, by convention.
         return 130
     return 0
+
+
+def _not_of_refusals(record: logging.LogRecord) -> bool:
+    """Uvicorn takes a WebSocket handshake that was refused for an error of the application.
+
+    `api.agent_channel` logs each refusal, with its reason.
+    """
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 @contextlib.contextmanager
