@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from collective.messages import LogChunk, Metrics
 
-__all__ = ["CHUNK_BYTES", "LineCutter", "Traceback", "culprit_of", "last_traceback", "metrics_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "LineCutter",
+    "Traceback",
+    "culprit_of",
+    "last_traceback",
+    "last_words",
+    "metrics_of",
+]
 
 #: a chunk has at most this many bytes; a longer line is spread over several
 CHUNK_BYTES = 64 << 10
@@ -25,6 +33,12 @@ _COLLECTIVE = (
 _NAMES_RANK = re.compile(rf"\b(?:{_COLLECTIVE})\b[^\n]*?\brank (\d+)\b")
 #: what torch puts before each line of a traceback that ended a rank
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+#: lines of stderr that are shown, at most, as the reason of a rank's end
+LAST_LINES = 8
+#: how records of logging and progress bars begin
+_RECORD = re.compile(
+    r"\s*(?:\[|\d{4}-\d\d-\d\d|\d\d?:\d\d|\d+%|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\b)"
+)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 
 
@@ -205,15 +219,27 @@ def last_traceback(stderr: str) -> Traceback | None:
     return None
 
 
-def last_line(stderr: str) -> str | None:
-    """The line of a rank's stderr that says most about its end; None if there is none."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+def last_words(stderr: str) -> str | None:
+    """What a rank's stderr says of its end; None if it says nothing.
+
+    ``sys.exit("two\\nlines")`` leaves only text: it is the last lines that follow each other
+    without a blank one, without what logging or a progress bar wrote before.
+    """
+    lines = [line.rstrip() for line in stderr.rstrip().splitlines()]
     if not lines:
         return None
     if _TORCH_PREFIX.match(lines[-1]) and (found := last_traceback(stderr)) is not None:
         # Behind the exception torch may list the frames of another thread.
         return f"{found.kind}: {found.message}"[:500]
-    return lines[-1][:500]
+    first = len(lines) - 1
+    while (
+        first > max(0, len(lines) - LAST_LINES)
+        and not _RECORD.match(lines[first])
+        and lines[first - 1].strip()
+        and not _RECORD.match(lines[first - 1])
+    ):
+        first -= 1
+    return "\n".join(lines[first:]).strip()[:500]
 
 
 def culprit_of(text: str, rank: int) -> int | None:

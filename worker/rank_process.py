@@ -16,7 +16,7 @@ from typing import Any
 
 from collective.messages import Failure, LogChunk, Member, RankState
 from worker import supervisor
-from worker.output import LineCutter, culprit_of, last_line, last_traceback, metrics_of
+from worker.output import LineCutter, culprit_of, last_traceback, last_words, metrics_of
 from worker.spool import Spool
 
 __all__ = ["RankProcess"]
@@ -204,7 +204,7 @@ class RankProcess:
                         culprit=culprit_of(f"{found.kind}: {found.message}", self.rank),
                     )
                 )
-            message = message or last_line(stderr)
+            message = message or last_words(stderr)
         self._state("exited", exit_code=exit_code, signal=number, message=message)
         self._on_exit(self.rank)
 

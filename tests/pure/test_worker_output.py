@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.messages import LogChunk
-from worker.output import CHUNK_BYTES, LineCutter, culprit_of, last_line, last_traceback, metrics_of
+from worker.output import (
+    CHUNK_BYTES,
+    LineCutter,
+    culprit_of,
+    last_traceback,
+    last_words,
+    metrics_of,
+)
 
 
 @settings(deadline=None)
@@ -93,10 +100,22 @@ def test_the_last_traceback_counts() -> None:
     assert found.text == "Traceback (most recent call last):\n  File x\nRuntimeError: " + (
         "PeerLost: rank 2"
     )
-    assert last_line(torch) == "RuntimeError: PeerLost: rank 2"
-    assert last_line(torch + "\ngave up\n \n") == "gave up"
-    assert last_line(" \n") is None
+    assert last_words(torch) == "RuntimeError: PeerLost: rank 2"
+    assert last_words(torch + "\ngave up\n \n") == "gave up"
+    assert last_words(" \n") is None
     assert last_traceback("Traceback (most recent call last):\n  File z\n") is None
+
+
+def test_the_last_words_are_whole() -> None:
+    """A message of several lines is told whole, without the records and lines before it."""
+    assert last_words("a\nb\n") == "a\nb"
+    assert last_words("usage: x [-h]\nx: error: no data\n") == "usage: x [-h]\nx: error: no data"
+    assert last_words("2026-01-01 INFO step\nWARNING:root:slow\nno\n  data\n") == "no\n  data"
+    assert last_words("some warning\n\nthe end\n") == "the end"
+    assert last_words("text\nERROR:root:last\n") == "ERROR:root:last"
+    assert last_words("  3%|=  | 1/30\r  7%|== | 2/30\nout of data") == "out of data"
+    told = last_words("\n".join(map(str, range(100))))
+    assert told is not None and told.split("\n") == [str(number) for number in range(92, 100)]
 
 
 def test_the_culprit_is_the_rank_that_the_error_names() -> None:
