@@ -88,6 +88,7 @@ class NodeState:
     version: str = ""
     cores: int = 0
     memory_bytes: int = 0
+    core_set: str = ""
     #: job that holds each device
     held: dict[int, str] = field(default_factory=dict)
     #: server's time − node's time, as seen at heartbeats; the least one has the least delay in it
@@ -100,7 +101,7 @@ class NodeState:
 
     def facts(self) -> dict[str, Any]:
         """What is stored of the last hello."""
-        names = ("addresses", "data_port", "envs", "version", "cores", "memory_bytes")
+        names = ("addresses", "data_port", "envs", "version", "cores", "memory_bytes", "core_set")
         return {name: getattr(self, name) for name in (*names, "superseded")} | {
             "devices": [asdict(device) for device in self.devices]
         }
@@ -283,6 +284,7 @@ class Cluster:
         node.version = hello.version
         node.cores = hello.cores
         node.memory_bytes = hello.memory_bytes
+        node.core_set = hello.core_set
         self.touch(node)
         return node.connection
 

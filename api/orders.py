@@ -23,7 +23,12 @@ def new_attempt(job: JobState, placement: Placement, nodes: dict[str, NodeState]
     attempt_id = f"a-{secrets.token_hex(6)}"
     members = members_of(placement.devices)
     hosts = [
-        Host(node=name, addresses=nodes[name].addresses, data_port=nodes[name].data_port)
+        Host(
+            node=name,
+            addresses=nodes[name].addresses,
+            data_port=nodes[name].data_port,
+            core_set=nodes[name].core_set,
+        )
         for name in placement.devices
     ]
     plan = Plan(

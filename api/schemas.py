@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import unicodedata
 from typing import Annotated, Any, Literal, Self
@@ -83,6 +84,12 @@ Strategy = Annotated[str, Field(max_length=100), AfterValidator(strategy_spellin
 Count = Annotated[int, Field(ge=1, le=4096, strict=True)]
 
 
+def _joined(folder: str, path: str | None) -> str:
+    """A path that is relative to a folder, unless it begins with / or ~."""
+    path = path or ""
+    return path if path.startswith("~") else posixpath.join(folder, path)
+
+
 class Input(BaseModel):
     """Base of all request bodies: unknown fields are refused."""
 
@@ -152,6 +159,14 @@ class JobRequest(Input):
             raise ValueError("on names no node")
         if self.python is not None and self.env_name is not None:
             raise ValueError("give either python (a path) or env_name")
+        if self.bundle is not None:
+            workdir = self.workdir or ""
+            for name, path in (("workdir", workdir), ("script", _joined(workdir, self.script))):
+                if posixpath.normpath(path).split("/")[0] == "..":
+                    raise ValueError(
+                        f"{name}: {path!r:.200} leads out of the bundle; give a path inside it, or "
+                        "one of the nodes, which begins with / or ~"
+                    )
         for name in self.set:
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"set: {name!r:.60} cannot be the name of a variable")
@@ -334,7 +349,7 @@ class Rank(BaseModel):
     node: str
     local_rank: int
     device: dict[str, Any]
-    state: Literal["waiting", "running", "exited", "failed-to-start", "lost"]
+    state: Literal["waiting", "running", "exited", "failed-to-start", "not-started", "lost"]
     pid: int | None
     exit_code: int | None
     signal: int | None

@@ -69,6 +69,8 @@ class Host:
     #: in order of preference; IPv6 without brackets
     addresses: list[str]
     data_port: int
+    #: nodes with the same one share their cores
+    core_set: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,8 @@ class AgentHello(Message):
     version: str
     cores: int
     memory_bytes: int
+    #: the same for agents that share their cores: several on one machine
+    core_set: str = ""
     attempts: list[AttemptStatus] = field(default_factory=list)
 
 

@@ -287,7 +287,9 @@ def _field(where: str, message: str, values: Values) -> str:
         return ""
     if where:
         return where if where in FIELDS else ""
-    for start in ("command", "set", "on"):
+    if message.startswith("script:"):
+        return "entry"
+    for start in ("command", "set", "on", "workdir"):
         if message.startswith(start):
             return start
     return "python" if message.startswith("give either python") else ""

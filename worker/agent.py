@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -272,6 +273,7 @@ class Agent:
             version=_version(),
             cores=cores(),
             memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            core_set=core_set(),
             attempts=list(held.values()),
         )
 
@@ -388,6 +390,12 @@ def own_addresses() -> list[str]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def core_set() -> str:
+    """Which cores `cores` counts: the same for two agents that run on the same ones."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return hashlib.sha256(f"{boot} {sorted(os.sched_getaffinity(0))}".encode()).hexdigest()[:16]
 
 
 def _version() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.messages import Device, JobSpec, Launch, Member, Prepared, Problem
+from collective.messages import Device, JobSpec, Launch, Member, Plan, Prepared, Problem
 from worker.bundles import Bundles
 from worker.devices import visible_devices
 from worker.errors import LocalProblem
@@ -156,6 +156,15 @@ class Launcher:
             base = Path(os.path.expanduser("~"))
         workdir = base / os.path.expanduser(spec.workdir) if spec.workdir else base
         workdir = Path(os.path.normpath(workdir))
+        own = spec.bundle is not None and not (spec.workdir or "").startswith(("/", "~"))
+        if own and not workdir.resolve().is_relative_to(base.resolve()):
+            self._problem(
+                problems,
+                "workdir-outside",
+                f"the working directory {spec.workdir!r} leads out of the bundle; give a folder "
+                "inside it, or a path of this node, which begins with / or ~",
+            )
+            return None
         if workdir.is_dir():
             return workdir
         what = "is not a directory" if workdir.exists() else "does not exist"
@@ -259,7 +268,7 @@ class Launcher:
         local = len(run.ranks)
         defaults = {
             "PATH": run.path,
-            "OMP_NUM_THREADS": str(max(1, cores // max(1, local))),
+            "OMP_NUM_THREADS": str(max(1, cores // _ranks_beside(member, launch.plan))),
             "PYTHONUNBUFFERED": "1",
             "UNISONO_STRATEGY": launch.plan.strategy,
         }
@@ -299,3 +308,10 @@ class Launcher:
     def close(self, attempt: str) -> None:
         """Let go of what an attempt needed beside its processes."""
         self._stores.close(attempt)
+
+
+def _ranks_beside(member: Member, plan: Plan) -> int:
+    """The job's ranks on the cores of a rank: those of its node, and of others that share them."""
+    core_sets = {host.node: host.core_set or host.node for host in plan.hosts}
+    own = core_sets.get(member.node, member.node)
+    return sum(core_sets.get(other.node, other.node) == own for other in plan.members)

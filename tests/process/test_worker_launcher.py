@@ -158,6 +158,8 @@ def test_bundles_are_fetched_once_and_copied_for_each_attempt(node: Fixture) -> 
     )
     assert node.fetched == [digest]
     assert second.workdir == node.folder / "runs/a-2/code/lib"
+    code, message = node.problem(bundle=digest, attempt="a-3", workdir="lib/../..")
+    assert code == "workdir-outside" and "'lib/../..' leads out of the bundle" in message
     assert Path(second.argv[1]).read_text() == "print(1)"
     assert (first.workdir / "train.py").read_text() == "changed"
 
@@ -225,7 +227,13 @@ ARGUMENTS = [
 ]
 
 
-def launch(ready: ReadyRun, node: Fixture, **devices: list[Device]) -> dict[str, str]:
+def launch(
+    ready: ReadyRun,
+    node: Fixture,
+    core_sets: dict[str, str] | None = None,
+    **devices: list[Device],
+) -> dict[str, str]:
+    core_sets = core_sets or {"w0": "", "w1": ""}
     plan = Plan(
         job="j-1",
         attempt="a-1",
@@ -234,7 +242,10 @@ def launch(ready: ReadyRun, node: Fixture, **devices: list[Device]) -> dict[str,
         strategy="ring",
         engine="unisono",
         members=[Member(rank=0, node="w0", local_rank=0, device=0), *ready.ranks],
-        hosts=[Host(node="w1", addresses=["10.0.0.5"], data_port=8701)],
+        hosts=[
+            Host(node=name, addresses=["10.0.0.5"], data_port=8701, core_set=cores)
+            for name, cores in core_sets.items()
+        ],
     )
     order = Launch(attempt="a-1", plan=plan, master_address="10.0.0.4", master_port=29500)
     return node.launcher.environment(
@@ -294,6 +305,11 @@ def test_defaults_fill_what_nobody_set(node: Fixture, monkeypatch: pytest.Monkey
     (node.home / "train.py").touch()
     environment = launch(node.prepare(SPEC), node)
     assert (environment["OMP_NUM_THREADS"], environment["PYTHONUNBUFFERED"]) == ("8", "1")
+    for core_sets, threads in (
+        ({"w0": "boot/0-7", "w1": "boot/0-7"}, "4"),
+        ({"w0": "boot/0-7", "w1": "boot/8-15"}, "8"),
+    ):
+        assert launch(node.prepare(SPEC), node, core_sets)["OMP_NUM_THREADS"] == threads
 
 
 def test_ranks_see_the_jobs_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ from api.schemas import JobRequest, RendezvousRequest
         ({"script": "a", "strategy": "local=ring"}, "is no strategy"),
         ({"script": "a", "python": "/p", "env_name": "e"}, "either python"),
         ({"script": "a", "node": 3}, "Extra inputs"),
+        ({"script": "a", "bundle": "0" * 64, "workdir": "../x"}, "workdir: '../x' leads out"),
+        ({"script": "a", "bundle": "0" * 64, "workdir": "a/../.."}, "workdir: .* leads out"),
+        ({"script": "../a", "bundle": "0" * 64}, "script: '../a' leads out"),
+        ({"script": "../../a", "bundle": "0" * 64, "workdir": "b"}, "script: .* leads out"),
     ],
 )
 def test_a_request_that_means_nothing_is_refused(body: dict[str, Any], words: str) -> None:
@@ -46,6 +50,15 @@ def test_a_request_that_means_nothing_is_refused(body: dict[str, Any], words: st
 def test_strategies_are_spelled_for_one_or_two_levels(strategy: str) -> None:
     """Every spelling of the design is taken."""
     assert JobRequest(script="a", strategy=strategy).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("script", "workdir"),
+    [("../train.py", "lib"), ("a", "/data/../x"), ("../a", "~/x"), ("/a", "b"), ("a", "./b/../c")],
+)
+def test_paths_inside_a_bundle_or_of_the_nodes_are_taken(script: str, workdir: str) -> None:
+    """What stays inside the bundle is taken, and so is what begins with / or ~."""
+    assert JobRequest(script=script, workdir=workdir, bundle="0" * 64).workdir == workdir
 
 
 def test_a_job_is_named_by_what_it_runs() -> None:

@@ -57,6 +57,16 @@ def test_any_list_of_text_passes(items: list[str]) -> None:
         ({"args": '["--epochs", 5]'}, "args", "Item 2 is 5"),
         ({"args": '["a\\u0000b"]'}, "args", "NUL"),
         ({"script": " "}, "script", "missing"),
+        (
+            {"kind": "upload", "bundle": "0" * 64, "entry": "a.py", "workdir": "../x"},
+            "workdir",
+            "leads out of the bundle",
+        ),
+        (
+            {"kind": "upload", "bundle": "0" * 64, "entry": "../a.py"},
+            "entry",
+            "leads out of the bundle",
+        ),
         ({"nodes": "two"}, "nodes", "'two' is not a whole number"),
         ({"ranks_per_node": "0"}, "ranks_per_node", "'0' is not"),
         ({"place": "on", "on": "w1"}, "on", "'w1' is not NODE:RANKS"),

@@ -83,6 +83,7 @@ def test_arguments_arrive_unchanged_on_every_rank(jobs: Jobs) -> None:
 def test_ranks_know_who_and_where_they_are(jobs: Jobs) -> None:
     """The environment is torchrun's; each rank has the run folder of its node."""
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "UNISONO_NODE", "X"]
+    names.append("OMP_NUM_THREADS")
     code = (
         "import json, os\n"
         f"print(json.dumps([os.environ[name] for name in {names}]))\n"
@@ -94,6 +95,9 @@ def test_ranks_know_who_and_where_they_are(jobs: Jobs) -> None:
     assert [row[0] for row in found] == ["0", "1", "2"]
     assert {row[2] for row in found} == {"3"} and {row[6] for row in found} == {"a $b"}
     assert len({row[4] for row in found}) == 1
+    # both nodes are this machine, whose cores all three ranks share
+    shared = str(max(1, len(os.sched_getaffinity(0)) // 3))
+    assert {row[7] for row in found} == {os.environ.get("OMP_NUM_THREADS", shared)}
     for name in ("w1", "w2"):
         state = jobs.cluster.agents[name].state
         assert (state / "runs" / job["attempt"] / "result").read_text() == "kept"
@@ -104,7 +108,7 @@ def test_ranks_know_who_and_where_they_are(jobs: Jobs) -> None:
     [
         ("import sys; sys.exit(3)", 3, None),
         ("import os; os.kill(os.getpid(), 9)", None, 9),
-        ("import sys; sys.exit('no data here')", 1, None),
+        (r"import sys; sys.exit('no data here:\nlook there')", 1, None),
     ],
 )
 def test_a_failed_rank_fails_its_job(
@@ -120,7 +124,7 @@ def test_a_failed_rank_fails_its_job(
     assert (ranks[1]["exit_code"], ranks[1]["signal"]) == (exit_code, number)
     assert ranks[0]["signal"] == signal.SIGTERM
     if exit_code == 1:
-        assert "no data here" in ranks[1]["message"]
+        assert cause["message"] == ranks[1]["message"] == "no data here:\nlook there"
 
 
 def test_the_exception_comes_first_and_names_its_rank(jobs: Jobs) -> None:
