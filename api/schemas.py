@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from api import examples
-from collective.strategies import parse
+from collective.strategies import check_names, parse
+from collective.strategies.spelling import MAX_TEXT
 
 Role = Literal["viewer", "operator", "admin", "node"]
 Engine = Literal["unisono", "gloo", "nccl"]
@@ -68,19 +69,18 @@ def without_nul(text: str) -> str:
 
 
 def strategy_spelling(text: str) -> str:
-    """A strategy for both levels, or `local=…,between=…`."""
+    """A strategy for both levels, or `local=…,local@NODE=…,between=…`; the one text of it."""
     try:
-        parse(text)
+        return str(parse(text))
     except ValueError as error:
         raise ValueError(f"{text!r:.60} is no strategy: {error}") from None
-    return text
 
 
 Shown = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(shown)]
 NodeName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(node_name)]
 Argument = Annotated[str, Field(max_length=1 << 20), AfterValidator(without_nul)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(without_nul)]
-Strategy = Annotated[str, Field(max_length=100), AfterValidator(strategy_spelling)]
+Strategy = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(strategy_spelling)]
 Count = Annotated[int, Field(ge=1, le=4096, strict=True)]
 
 
@@ -157,6 +157,8 @@ class JobRequest(Input):
             raise ValueError("give one of: nodes and ranks_per_node, on, all_free")
         if self.on is not None and not self.on:
             raise ValueError("on names no node")
+        if self.on is not None:
+            check_names(parse(self.strategy), list(self.on))
         if self.python is not None and self.env_name is not None:
             raise ValueError("give either python (a path) or env_name")
         if self.bundle is not None:

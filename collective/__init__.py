@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collective.group import Group
     from collective.reduction import ReduceOp
     from collective.rendezvous import init, local_group
+    from collective.strategies.spelling import Flat, TwoLevel
     from collective.tensor_service import TensorService
     from collective.timing import log, phase, step
     from collective.work import CollectiveTensor, Work
@@ -44,6 +45,7 @@ _HOMES = {
     "collective.timing": ("log", "phase", "step"),
     "collective.reduction": ("ReduceOp",),
     "collective.rendezvous": ("init", "local_group"),
+    "collective.strategies.spelling": ("Flat", "TwoLevel"),
     "collective.tensor_service": ("TensorService",),
     "collective.work": ("CollectiveTensor", "Work"),
 }
@@ -53,6 +55,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveTensor",
     "DeadlineExceeded",
+    "Flat",
     "Group",
     "GroupClosed",
     "Mismatch",
@@ -63,6 +66,7 @@ __all__ = [
     "Refused",
     "RendezvousFailed",
     "TensorService",
+    "TwoLevel",
     "Work",
     "init",
     "local_group",

@@ -26,6 +26,7 @@ from collective.schedule import Kind, Schedule
 from collective.strategies import (
     Auto,
     Flat,
+    Strategy,
     TwoLevel,
     build,
     choose_originals,
@@ -73,14 +74,14 @@ class Group(Calls, TensorService):
         *,
         epoch: int = 1,
         timeout: float = DEFAULT_TIMEOUT,
-        strategy: str = "auto",
+        strategy: Strategy | str = "auto",
         connect: bool = True,
     ) -> None:
         """Make a group; its links are made now, or with ``connect=False`` at its first use.
 
         Raises:
             RendezvousFailed: members did not come or cannot be reached.
-            ValueError: the strategy does not exist.
+            ValueError: the strategy does not exist, or names a node that has no rank here.
         """
         self.strategy = parse(strategy)
         self.ranks = tuple(ranks)
@@ -98,6 +99,7 @@ class Group(Calls, TensorService):
         self._closed = False
         self._pid = os.getpid()
         self._node_sets = nodes_of(self.nodes)
+        self._node_names = tuple(dict.fromkeys(self.nodes))
         self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
         wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
@@ -211,7 +213,7 @@ class Group(Calls, TensorService):
 
     def subgroup(
         self, ranks: Sequence[int], name: str | None = None, *, timeout: float | None = None,
-        strategy: str | None = None,
+        strategy: Strategy | str | None = None,
     ) -> Group:  # fmt: skip
         """A group of some ranks of this one; called by its members only, linked at its first use.
 
@@ -249,7 +251,7 @@ class Group(Calls, TensorService):
             [self.nodes[rank] for rank in ranks],
             epoch=self.epoch,
             timeout=self.timeout if timeout is None else timeout,
-            strategy=str(self.strategy) if strategy is None else strategy,
+            strategy=self.strategy if strategy is None else strategy,
             connect=False,
         )
         child._parent = self
@@ -296,9 +298,11 @@ class Group(Calls, TensorService):
         if originals and isinstance(self.strategy, Auto):
             choice = choose_originals(kind, self.size, nbytes, nodes)
         else:
-            choice = resolve(self.strategy, kind, self.size, nbytes, nodes)
-        members = self._node_sets if isinstance(choice, TwoLevel) else None
-        return build(choice, kind, self.size, root, nodes=members), str(choice)
+            choice = resolve(self.strategy, kind, self.size, nbytes, nodes, self._node_names)
+        if isinstance(choice, Flat):
+            return build(choice, kind, self.size, root), str(choice)
+        members, names = self._node_sets, self._node_names
+        return build(choice, kind, self.size, root, nodes=members, names=names), str(choice)
 
 
 def _observe(work: Work) -> None:

@@ -74,6 +74,8 @@ def predict(
             raise ValueError("auto is no strategy by itself: leave it out to see all in order")
         strategy = parsed
     if isinstance(strategy, TwoLevel):
+        if strategy.on:
+            raise ValueError(f"nodes of a plan have no names: leave local@… out of {strategy}")
         return _two_level(strategy, kind, topology, nbytes, segment)
     build(strategy, kind, 1)  # refuses what does not exist
     found = _flat(strategy, kind, topology, nbytes, segment)

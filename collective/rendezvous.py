@@ -22,6 +22,7 @@ from collective.group import DEFAULT_TIMEOUT, Group
 from collective.links.listener import Admission, Doorman, Listener, listen
 from collective.memory_world import MemoryHall, MemoryWorld
 from collective.messages import Plan
+from collective.strategies import Auto, Strategy, check_names, parse
 from collective.world import Peer, World
 
 #: the default group's name
@@ -39,7 +40,7 @@ def init(
     group: str | None = None,
     node: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    strategy: str | None = None,
+    strategy: Strategy | str | None = None,
 ) -> Group:
     """The group of all ranks, made in the first of these ways that its arguments allow.
 
@@ -58,13 +59,14 @@ def init(
         node: this machine's name for the control plane; the host name by default.  With static
             addresses a node is named by its host in them.
         timeout: seconds for connecting, and for each operation that names no other.
-        strategy: ``auto`` or a strategy; ``UNISONO_STRATEGY`` by default.
+        strategy: ``auto``, a strategy's text, `Flat` or `TwoLevel`; ``UNISONO_STRATEGY`` by
+            default.
 
     Raises:
-        ValueError: arguments that do not belong together.
+        ValueError: arguments that do not belong together, or no such strategy.
         RendezvousFailed: someone did not come, cannot be reached, or refused the secret.
     """
-    strategy = strategy or os.environ.get("UNISONO_STRATEGY") or "auto"
+    strategy = parse(strategy or os.environ.get("UNISONO_STRATEGY") or "auto")
     node = node or os.environ.get("UNISONO_NODE") or socket.gethostname()
     if addresses is not None:
         if rank is None or secret is None:
@@ -97,22 +99,25 @@ def assemble(
     listener: Listener | None,
     *,
     timeout: float,
-    strategy: str,
+    strategy: Strategy | str,
     name: str = DEFAULT_GROUP,
 ) -> Group:
     """The group of all `peers`, linked; takes over `doorman` and `listener`.
 
     Raises:
         RendezvousFailed: someone did not come or cannot be reached.
+        ValueError: the strategy does not exist, or names a node that has no rank.
     """
     world = World(rank, peers, admission, doorman, listener, name)
+    nodes = [peer.node for peer in peers]
     try:
+        check_names(parse(strategy), nodes)
         return Group(
             world,
             name,
             range(len(peers)),
             rank,
-            [peer.node for peer in peers],
+            nodes,
             epoch=admission.epoch,
             timeout=timeout,
             strategy=strategy,
@@ -123,7 +128,7 @@ def assemble(
 
 
 def _static(
-    rank: int, addresses: Sequence[str], secret: str, timeout: float, strategy: str
+    rank: int, addresses: Sequence[str], secret: str, timeout: float, strategy: Strategy
 ) -> Group:
     parsed = []
     for text in addresses:
@@ -146,7 +151,7 @@ def from_plan(
     plan: Plan,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    strategy: str | None = None,
+    strategy: Strategy | str | None = None,
     name: str = DEFAULT_GROUP,
 ) -> Group:
     """The group of a job's attempt: agents accept for their ranks, at one port per node."""
@@ -197,7 +202,7 @@ class Meeting:
         self.strategy = str(answer.get("strategy") or "auto")
         self.name = group
 
-    def group(self, *, timeout: float, strategy: str) -> Group:
+    def group(self, *, timeout: float, strategy: Strategy) -> Group:
         """The group of all who met."""
         admission = Admission(self.name, "-", self.epoch, self.secret)
         doorman = Doorman()
@@ -206,7 +211,7 @@ class Meeting:
             Peer(str(m["node"]), tuple((str(a), int(m["port"])) for a in m["addresses"]))
             for m in self.members
         ]
-        chosen = strategy if strategy != "auto" else self.strategy
+        chosen = self.strategy if isinstance(strategy, Auto) else strategy
         return assemble(
             self.rank, peers, admission, doorman, listener, timeout=timeout, strategy=chosen
         )

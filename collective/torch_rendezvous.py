@@ -37,7 +37,7 @@ from collective.rendezvous import (
     from_plan,
     token_from_environment,
 )
-from collective.strategies import parse
+from collective.strategies import Strategy, parse
 from collective.world import Peer
 
 _lock = threading.Lock()
@@ -51,7 +51,8 @@ def join(options: Any, backend_options: Any) -> Callable[[], Group]:
 
     Args:
         options: torch's ``_DistributedBackendOptions``.
-        backend_options: ``pg_options``: None, a strategy, or something with a ``strategy``.
+        backend_options: ``pg_options``: None, a strategy (text, `Flat` or `TwoLevel`), or something
+            with a ``strategy``.
 
     Raises:
         ValueError: no such strategy.
@@ -81,16 +82,14 @@ def strategy_of(backend_options: Any) -> str | None:
     Raises:
         ValueError: no such strategy.
     """
-    if isinstance(backend_options, str):
+    if isinstance(backend_options, str | Strategy):
         strategy: Any = backend_options
     elif isinstance(backend_options, Mapping):
         strategy = backend_options.get("strategy")
     else:
         strategy = getattr(backend_options, "strategy", None)
     strategy = strategy or os.environ.get("UNISONO_STRATEGY") or None
-    if strategy is not None:
-        parse(str(strategy))
-    return None if strategy is None else str(strategy)
+    return None if strategy is None else str(parse(strategy))
 
 
 def _fresh(name: str) -> str:

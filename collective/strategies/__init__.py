@@ -13,7 +13,7 @@ from collective.strategies import two_level
 from collective.strategies.choice import ORIGINALS, choose, choose_originals
 from collective.strategies.registry import BUILDERS, available, build_flat
 from collective.strategies.spelling import Auto, Flat, Strategy, TwoLevel, parse
-from collective.strategies.two_level import nodes_of
+from collective.strategies.two_level import check_names, nodes_of
 
 __all__ = [
     "ORIGINALS",
@@ -23,6 +23,7 @@ __all__ = [
     "TwoLevel",
     "available",
     "build",
+    "check_names",
     "choose",
     "choose_originals",
     "collective_of",
@@ -39,6 +40,7 @@ def build(
     root: int = 0,
     *,
     nodes: Sequence[Sequence[int]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Schedule:
     """The schedule of `strategy` for `kind`; built once and kept.
 
@@ -51,6 +53,7 @@ def build(
         ranks: ranks of the group.
         root: the rank that plays another part than the others.
         nodes: the ranks of each node (see `nodes_of`); needed for two levels only.
+        names: of these nodes, where some have a local strategy of their own.
 
     Raises:
         ValueError: the strategy is unknown or does not exist for this operation (says what does),
@@ -70,7 +73,7 @@ def build(
         )
     if not 0 <= root < ranks:
         raise ValueError(f"{kind.value} on {ranks} ranks with root {root}: there is no such rank")
-    return two_level.build(strategy, kind, tuple(tuple(node) for node in nodes), root)
+    return two_level.build(strategy, kind, tuple(map(tuple, nodes)), root, names)
 
 
 def collective_of(kind: Kind, ranks: int, schedule_chunks: int, root: int = 0) -> Collective:
@@ -79,7 +82,12 @@ def collective_of(kind: Kind, ranks: int, schedule_chunks: int, root: int = 0) -
 
 
 def resolve(
-    strategy: Strategy | str, kind: Kind, ranks: int, nbytes: int, nodes: int | None = None
+    strategy: Strategy | str,
+    kind: Kind,
+    ranks: int,
+    nbytes: int,
+    nodes: int | None = None,
+    names: Sequence[str] | None = None,
 ) -> Flat | TwoLevel:
     """The strategy for one call of a group whose setting is `strategy`.
 
@@ -90,13 +98,14 @@ def resolve(
         strategy: the setting.
         kind: the operation.
         ranks, nbytes, nodes: as `choose` takes them.
+        names: of the nodes, where some have a local strategy of their own.
 
     Raises:
         ValueError: the setting names no strategy.
     """
     if isinstance(strategy, str):
         strategy = parse(strategy)
-    if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind):
+    if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind, names):
         return strategy
     if isinstance(strategy, Flat) and strategy.name in BUILDERS[kind]:
         return strategy

@@ -1,8 +1,9 @@
 """Two levels: what ranks of a node can do among themselves does not go between nodes.
 
 Either every rank of a node owns a share and exchanges it with the owners of that share on the
-other nodes, or the first rank of each node, its leader, speaks for all.  Which of the two it is
-follows from the local strategy: those of `parts.SHARED` share, those of `parts.ROOTED` lead.
+other nodes, or the first rank of the node, its leader, speaks for all.  Which of the two it is
+follows from the node's local strategy: those of `parts.SHARED` share, those of `parts.ROOTED` lead.
+A leader meets nodes whose ranks share as the owner of every share.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import lcm
 
 from collective.schedule import Kind, Schedule, Span, beside, embed, mirrored, then
 from collective.strategies import parts, tree
 from collective.strategies.gather_levels import Nodes, all_gather, check
 from collective.strategies.registry import BUILDERS, build_flat
-from collective.strategies.spelling import SPELLINGS, Flat, TwoLevel
+from collective.strategies.spelling import SPELLINGS, Flat, Strategy, TwoLevel
 
 #: names of local strategies, and of those between nodes, by operation
 LEVELS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -39,15 +41,41 @@ def nodes_of(names: Sequence[str]) -> Nodes:
     return tuple(tuple(ranks) for ranks in nodes.values())
 
 
-def exists(strategy: TwoLevel, kind: Kind) -> bool:
-    """Whether there is a schedule of both levels for the operation."""
+def check_names(strategy: Strategy, names: Sequence[str]) -> None:
+    """Refuse a strategy that names a node which is none of `names`, the nodes of all ranks."""
+    own = dict(strategy.on) if isinstance(strategy, TwoLevel) else {}
+    for name in own:
+        if name not in names:
+            listed = ", ".join(map(repr, dict.fromkeys(names)))
+            raise ValueError(f"{strategy} names the node {name!r}; the ranks are on {listed}")
+
+
+def exists(strategy: TwoLevel, kind: Kind, names: Sequence[str] | None = None) -> bool:
+    """Whether there is a schedule of both levels for the operation.
+
+    Args:
+        strategy: the strategies of both.
+        kind: the operation.
+        names: the nodes that take part; without them, any node may.
+    """
     local, between = LEVELS.get(kind, ((), ()))
-    return strategy.local.name in local and strategy.between.name in between
+    inside = [strategy.local, *dict(strategy.on).values()] if names is None else (
+        strategy.within(names)
+    )  # fmt: skip
+    return all(flat.name in local for flat in inside) and strategy.between.name in between
 
 
-@lru_cache(maxsize=128)
-def build(strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int) -> Schedule:
+def build(
+    strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int, names: Sequence[str] | None = None
+) -> Schedule:
     """The schedule for the ranks of all `nodes`, each of which has at least one.
+
+    Args:
+        strategy: the strategies of both levels.
+        kind: the operation.
+        nodes: the ranks of each node.
+        root: the rank that plays another part than the others.
+        names: of the nodes; needed where some have a strategy of their own.
 
     Raises:
         ValueError: one of the levels has no such strategy for the operation; says which it has.
@@ -56,60 +84,90 @@ def build(strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int) -> Schedule:
     if kind not in LEVELS:
         kinds = ", ".join(other.value for other in LEVELS)
         raise ValueError(f"there are no two levels for {kind.value}, only for {kinds}")
-    levels = {"local": strategy.local, "between": strategy.between}
-    for (level, flat), names in zip(levels.items(), LEVELS[kind], strict=True):
-        if flat.name not in names:
-            listed = ", ".join(SPELLINGS[name] for name in names)
+    if names is None and strategy.on:
+        raise ValueError(f"{strategy} needs to know the names of the nodes")
+    if names is not None and len(names) != len(nodes):
+        raise ValueError(f"there are {len(nodes)} nodes, but names for {len(names)}: {names}")
+    inside = (strategy.local,) * len(nodes) if names is None else strategy.within(names)
+    levels = [("local", flat) for flat in inside] + [("between", strategy.between)]
+    for level, flat in levels:
+        there = LEVELS[kind][level == "between"]
+        if flat.name not in there:
+            listed = ", ".join(SPELLINGS[name] for name in there)
             raise ValueError(
                 f"there is no {level} level by {flat} for {kind.value}; there is {listed}"
             )
+    return _built(str(strategy), inside, strategy.between, kind, nodes, root)
+
+
+@lru_cache(maxsize=128)
+def _built(
+    name: str, inside: tuple[Flat, ...], between: Flat, kind: Kind, nodes: Nodes, root: int
+) -> Schedule:
     match kind:
-        case Kind.ALL_REDUCE if strategy.local.name in parts.SHARED:
-            pieces = _shared_out(strategy, nodes)
-        case Kind.ALL_REDUCE | Kind.REDUCE | Kind.BROADCAST:
-            pieces = _through_leaders(strategy, kind, nodes, root)
+        case Kind.ALL_REDUCE:
+            pieces = _shared_out(inside, between, nodes)
+        case Kind.REDUCE | Kind.BROADCAST:
+            pieces = _through_leaders(inside, between, kind, nodes, root)
         case Kind.ALL_GATHER:
-            pieces = [all_gather(strategy, nodes)]
+            pieces = [all_gather(inside, between, nodes)]
         case Kind.REDUCE_SCATTER:
-            pieces = [mirrored(all_gather(strategy, nodes))]
+            pieces = [mirrored(all_gather(inside, between, nodes))]
         case _:
-            pieces = _meeting(strategy, nodes, root)
-    return then(*pieces, name=f"{kind.value} {strategy}")
+            pieces = _meeting(inside, between, nodes, root)
+    return then(*pieces, name=f"{kind.value} {name}")
 
 
 # --- everyone owns a share -------------------------------------------------------------------
 
 
-def _shared_out(strategy: TwoLevel, nodes: Nodes) -> list[Schedule]:
-    """Each local rank carries its share of the tensor between nodes.
+def _shared_out(inside: Sequence[Flat], between: Flat, nodes: Nodes) -> list[Schedule]:
+    """An all-reduce: the owners of each share exchange it between nodes.
 
-    There is one share per rank of the largest node; on a node with fewer ranks, one rank owns
-    several.
+    There is one share per rank of the largest node whose ranks share; on a node with fewer ranks,
+    one rank owns several, and where one rank leads, it owns all.
     """
-    between = build_flat(strategy.between, Kind.ALL_REDUCE, len(nodes), 0)
-    shares = max(len(node) for node in nodes)
-    ranks, chunks = sum(map(len, nodes)), shares * between.chunks
+    sharing = [flat.name in parts.SHARED for flat in inside]
+    sizes = [len(node) for node, shares in zip(nodes, sharing, strict=True) if shares]
+    shares = max(sizes, default=1)
+    homes = list(zip(inside, nodes, sharing, strict=True))
+    up = [
+        parts.reduce_scatter(flat, len(node)) if own else parts.sum_up(flat, len(node), 0)
+        for flat, node, own in homes
+    ]
+    down = [
+        parts.all_gather(flat, len(node)) if own else parts.copy_down(flat, len(node), 0)
+        for flat, node, own in homes
+    ]
+    across = build_flat(between, Kind.ALL_REDUCE, len(nodes), 0)
+    led = [part.chunks for part, own in zip(up, sharing, strict=True) if not own]
+    ranks, chunks = sum(map(len, nodes)), lcm(shares * across.chunks, *led)
+    width = chunks // (shares * across.chunks)
 
-    def local(schedule: Schedule, node: tuple[int, ...]) -> Schedule:
-        runs = _runs(shares, len(node))
-        slots = [Span(run.start * between.chunks, len(run) * between.chunks) for run in runs]
+    def local(schedule: Schedule, node: tuple[int, ...], own: bool) -> Schedule:
+        wide = chunks // shares if own else chunks // schedule.chunks
+        runs = _runs(shares, len(node)) if own else [range(at, at + 1) for at in
+                                                     range(schedule.chunks)]  # fmt: skip
+        slots = [Span(run.start * wide, len(run) * wide) for run in runs]
         return embed(schedule, node, slots, ranks=ranks, chunks=chunks)
 
     def global_(share: int) -> Schedule:
-        owners = [_owner(share, shares, node) for node in nodes]
-        slots = [Span(share * between.chunks + chunk) for chunk in range(between.chunks)]
+        owners = [
+            _owner(share, shares, node) if own else node[0]
+            for node, own in zip(nodes, sharing, strict=True)
+        ]
         # the owner of several shares needs scratch for each
-        first = chunks + share * between.scratch
-        slots += [Span(first + slot) for slot in range(between.scratch)]
-        scratch = shares * between.scratch
-        return embed(between, owners, slots, ranks=ranks, chunks=chunks, scratch=scratch)
+        firsts = [share * across.chunks + at for at in range(across.chunks)]
+        firsts += [(shares * across.chunks) + share * across.scratch + at
+                   for at in range(across.scratch)]  # fmt: skip
+        slots = [Span(first * width, width) for first in firsts]
+        scratch = shares * across.scratch * width
+        return embed(across, owners, slots, ranks=ranks, chunks=chunks, scratch=scratch)
 
-    inside = strategy.local
-    return [
-        beside(*(local(parts.reduce_scatter(inside, len(node)), node) for node in nodes)),
-        beside(*(global_(share) for share in range(shares))),
-        beside(*(local(parts.all_gather(inside, len(node)), node) for node in nodes)),
-    ]
+    def within(schedules: Sequence[Schedule]) -> Schedule:
+        return beside(*map(local, schedules, nodes, sharing))
+
+    return [within(up), beside(*map(global_, range(shares))), within(down)]
 
 
 def _runs(shares: int, ranks: int) -> list[range]:
@@ -126,26 +184,20 @@ def _owner(share: int, shares: int, node: tuple[int, ...]) -> int:
 # --- leaders ---------------------------------------------------------------------------------
 
 
-def _through_leaders(strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int) -> list[Schedule]:
-    """One rank of each node sums for it, and alone speaks to other nodes."""
+def _through_leaders(
+    inside: Sequence[Flat], between: Flat, kind: Kind, nodes: Nodes, root: int
+) -> list[Schedule]:
+    """One rank of each node sums for it, or spreads on it, and alone speaks to other nodes."""
     ranks = sum(map(len, nodes))
-    if kind is Kind.ALL_REDUCE:
-        root = nodes[0][0]
     leaders = _leaders(nodes, root)
     home = leaders.index(root)
-    inside = strategy.local
-    up = [parts.sum_up(inside, len(node), node.index(leader)) for node, leader in
-          zip(nodes, leaders, strict=True)]  # fmt: skip
-    down = [parts.copy_down(inside, len(node), node.index(leader)) for node, leader in
-            zip(nodes, leaders, strict=True)]  # fmt: skip
-    match kind:
-        case Kind.ALL_REDUCE:
-            between = build_flat(strategy.between, kind, len(nodes), home)
-        case Kind.REDUCE:
-            between = parts.sum_up(strategy.between, len(nodes), home)
-        case _:
-            between = parts.copy_down(strategy.between, len(nodes), home)
-    chunks = parts.common_chunks(between, *down)
+    part = parts.sum_up if kind is Kind.REDUCE else parts.copy_down
+    local = [
+        part(flat, len(node), node.index(leader))
+        for flat, node, leader in zip(inside, nodes, leaders, strict=True)
+    ]
+    across = part(between, len(nodes), home)
+    chunks = parts.common_chunks(across, *local)
 
     def placed(schedule: Schedule, members: Sequence[int]) -> Schedule:
         width = chunks // schedule.chunks
@@ -153,26 +205,20 @@ def _through_leaders(strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int) ->
         scratch = schedule.scratch * width
         return embed(schedule, members, slots, ranks=ranks, chunks=chunks, scratch=scratch)
 
-    rise = beside(*(placed(part, node) for part, node in zip(up, nodes, strict=True)))
-    across = placed(between, leaders)
-    fall = beside(*(placed(part, node) for part, node in zip(down, nodes, strict=True)))
-    tokens = _Tokens(strategy, nodes, leaders, home, chunks)
-    match kind:
-        case Kind.ALL_REDUCE:
-            return [rise, across, fall]
-        case Kind.REDUCE:
-            return [rise, across, *tokens.release()]
-        case _:
-            return [across, fall, *tokens.confirm(), *tokens.release()]
+    on_nodes = beside(*map(placed, local, nodes))
+    tokens = _Tokens(inside, between, nodes, leaders, home, chunks)
+    if kind is Kind.REDUCE:
+        return [on_nodes, placed(across, leaders), *tokens.release()]
+    return [placed(across, leaders), on_nodes, *tokens.confirm(), *tokens.release()]
 
 
-def _meeting(strategy: TwoLevel, nodes: Nodes, root: int) -> list[Schedule]:
+def _meeting(inside: Sequence[Flat], between: Flat, nodes: Nodes, root: int) -> list[Schedule]:
     """A barrier: leaders meet when all of their nodes have come."""
     leaders = _leaders(nodes, root)
-    tokens = _Tokens(strategy, nodes, leaders, leaders.index(root), 0)
-    between = build_flat(strategy.between, Kind.BARRIER, len(nodes), tokens.home)
+    tokens = _Tokens(inside, between, nodes, leaders, leaders.index(root), 0)
+    across = build_flat(between, Kind.BARRIER, len(nodes), tokens.home)
     ranks = sum(map(len, nodes))
-    meet = embed(between, leaders, [], ranks=ranks, chunks=0)
+    meet = embed(across, leaders, [], ranks=ranks, chunks=0)
     return [tokens.confirm()[0], meet, tokens.release()[1]]
 
 
@@ -185,37 +231,40 @@ class _Tokens:
     """The tokens of the leaders' level and of each node."""
 
     def __init__(
-        self, strategy: TwoLevel, nodes: Nodes, leaders: list[int], home: int, chunks: int
+        self,
+        inside: Sequence[Flat],
+        between: Flat,
+        nodes: Nodes,
+        leaders: list[int],
+        home: int,
+        chunks: int,
     ) -> None:
-        self.nodes = nodes
-        self.leaders = leaders
         self.home = home
-        self._strategy = strategy
+        self._inside = list(zip(inside, nodes, leaders, strict=True))
+        self._across = between
+        self._leaders = leaders
         self._ranks = sum(map(len, nodes))
         self._chunks = chunks
 
     def confirm(self) -> list[Schedule]:
         """Up to each leader, then up to the leader at home."""
-        return [self._inside(tree.confirm), self._between(tree.confirm)]
+        return [self._within(tree.confirm), self._between(tree.confirm)]
 
     def release(self) -> list[Schedule]:
         """Down from the leader at home, then down from each leader."""
-        return [self._between(tree.release), self._inside(tree.release)]
+        return [self._between(tree.release), self._within(tree.release)]
 
-    def _inside(self, part: tree.TokenPart) -> Schedule:
+    def _within(self, part: tree.TokenPart) -> Schedule:
         return beside(
             *(
-                self._placed(
-                    part(len(node), node.index(leader), _arity(self._strategy.local, len(node))),
-                    node,
-                )
-                for node, leader in zip(self.nodes, self.leaders, strict=True)
+                self._placed(part(len(node), node.index(leader), _arity(flat, len(node))), node)
+                for flat, node, leader in self._inside
             )
         )
 
     def _between(self, part: tree.TokenPart) -> Schedule:
-        arity = _arity(self._strategy.between, len(self.nodes))
-        return self._placed(part(len(self.nodes), self.home, arity), self.leaders)
+        count = len(self._leaders)
+        return self._placed(part(count, self.home, _arity(self._across, count)), self._leaders)
 
     def _placed(self, schedule: Schedule, members: Sequence[int]) -> Schedule:
         return embed(schedule, members, [], ranks=self._ranks, chunks=self._chunks)

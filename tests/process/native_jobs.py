@@ -147,8 +147,8 @@ def two_nodes(strategy: str) -> None:
     names = _group.nodes
     try:
         _group.nodes = ("a", "a", "b", "b")
-        group = _group.subgroup(range(4), "two-" + strategy.translate({61: 45, 44: 45}),
-                                strategy=strategy)  # fmt: skip
+        name = "two-" + strategy.translate(dict.fromkeys(map(ord, "=,@"), "-"))
+        group = _group.subgroup(range(4), name, strategy=strategy)
     finally:
         _group.nodes = names
     for numel in (0, 1, 3, 4, 5, 73, 300_001):

@@ -36,7 +36,11 @@ def test_other_operations(pool: RankPool, strategy: str) -> None:
     pool.run(jobs.other_operations, strategy)
 
 
-@pytest.mark.parametrize("strategy", ["local=ring,between=tree:2", "local=tree:2,between=ring"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["local=ring,between=tree:2", "local=tree:2,between=ring",
+     "local=ring,local@b=tree:2,between=ring"],
+)  # fmt: skip
 def test_two_nodes(pool: RankPool, strategy: str) -> None:
     """Two levels are exact over sockets too."""
     pool.run(jobs.two_nodes, strategy)

@@ -32,6 +32,10 @@ LEVELS = [
     ("local=tree:2,between=double_tree", "abbbcc"),
     ("local=ring,between=direct", "aabbcc"),
     ("local=ring,between=scatter_allgather", "aaabcc"),
+    ("local=ring,local@b=tree:2,between=ring", "abbbbcc"),
+    ("local=centralized,local@a=direct,local@c=double_tree,between=tree:2", "abbbbcc"),
+    ("local=chain,local@b=tree:2,between=double_tree", "acbbcbc"),
+    ("local=bruck,local@b=centralized,between=scatter_allgather", "aaabbb"),
 ]
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch_jobs as jobs
 from ranks import Outcome, RankPool
 
+import collective
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -107,8 +109,12 @@ def test_the_strategy_can_be_named() -> None:
     with RankPool(2) as pool:
         assert pool.run(jobs.strategy, "ring") == ["ring"] * 2
         assert pool.run(jobs.strategy, {"strategy": "tree:2"}) == ["tree:2"] * 2
-        for outcome in both(pool.outcomes(jobs.strategy, "circle")):
-            assert outcome.kind == "ValueError" and "circle" in outcome.message
+        assert pool.run(jobs.strategy, collective.Flat("tree", 2)) == ["tree:2"] * 2
+        two = collective.TwoLevel(local="ring", between="tree:2")
+        assert pool.run(jobs.strategy, two) == ["local=ring,between=tree:2"] * 2
+        for text in ("circle", "local=ring,local@nowhere=chain,between=ring"):
+            for outcome in both(pool.outcomes(jobs.strategy, text)):
+                assert outcome.kind == "ValueError" and text in outcome.message
         for outcome in both(pool.outcomes(jobs.own_strategy)):
             assert outcome.kind == "RendezvousFailed" and "'centralized'" in outcome.message
 

@@ -32,6 +32,10 @@ from api.schemas import JobRequest, RendezvousRequest
         ({"script": "a", "set": {"A=B": "1"}}, "name of a variable"),
         ({"script": "a", "strategy": "tree:0"}, "is no strategy"),
         ({"script": "a", "strategy": "local=ring"}, "is no strategy"),
+        (
+            {"script": "a", "on": {"w1": 2}, "strategy": "local=ring,local@w9=chain,between=ring"},
+            "names the node 'w9'; the ranks are on 'w1'",
+        ),
         ({"script": "a", "python": "/p", "env_name": "e"}, "either python"),
         ({"script": "a", "node": 3}, "Extra inputs"),
         ({"script": "a", "bundle": "0" * 64, "workdir": "../x"}, "workdir: '../x' leads out"),
@@ -46,7 +50,10 @@ def test_a_request_that_means_nothing_is_refused(body: dict[str, Any], words: st
         JobRequest(**body)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "tree:2", "local=ring,between=tree:4"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["auto", "tree:2", "local=ring,between=tree:4", "local=ring,local@w 2=chain,between=ring"],
+)
 def test_strategies_are_spelled_for_one_or_two_levels(strategy: str) -> None:
     """Every spelling of the design is taken."""
     assert JobRequest(script="a", strategy=strategy).strategy == strategy

@@ -12,7 +12,7 @@ from schedule_interpreter import FLAT, done_without, expected, flat_cases, run
 
 from collective.proof import ProofError, verify, verify_everyone_took_part
 from collective.schedule import ROOTED, Act, Kind, Move, Schedule, Span, token
-from collective.strategies import build, collective_of, nodes_of
+from collective.strategies import TwoLevel, build, collective_of, nodes_of
 from collective.strategies.spelling import SPELLINGS
 from collective.strategies.two_level import LEVELS
 
@@ -155,17 +155,40 @@ def test_two_levels_are_proved_against_the_flat_operation(kind: Kind) -> None:
                 assert all(schedule.steps)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("kind", list(LEVELS))
+def test_nodes_with_different_local_strategies_are_proved(kind: Kind) -> None:
+    """Any two local strategies compose, on one node each, those that share and those that lead."""
+    inside, across = ([SPELLINGS[name] for name in level] for level in LEVELS[kind])
+    shapes = [[[0, 1], [2, 3, 4, 5], [6]], [[0, 4, 2], [1, 3]], [[0], [1, 2, 3, 4]]]
+    for index, (one, other) in enumerate(itertools.product(inside, repeat=2)):
+        for nodes in shapes:
+            names = "abc"[: len(nodes)]
+            ranks = sum(map(len, nodes))
+            strategy = f"local={one},local@b={other},between={across[index % len(across)]}"
+            for root in range(ranks if kind in ROOTED else 1):
+                schedule = build(strategy, kind, ranks, root, nodes=nodes, names=names)
+                prove(schedule, kind, root)
+                assert all(schedule.steps)
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_ranks_may_be_anywhere(data: st.DataObject) -> None:
-    """Any distribution of up to nine ranks over nodes, with any root, gives a right schedule."""
-    nodes = nodes_of(data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)))
+    """Any distribution of up to nine ranks over nodes, any strategy on each, any root is right."""
+    places = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=9))
+    nodes, names = nodes_of(places), list(dict.fromkeys(places))
     ranks = sum(map(len, nodes))
     kind = data.draw(st.sampled_from(list(LEVELS)))
-    local, between = (data.draw(st.sampled_from(names)) for names in LEVELS[kind])
+    inside, across = (st.sampled_from([SPELLINGS[n] for n in level]) for level in LEVELS[kind])
+    own = data.draw(st.dictionaries(st.sampled_from("abcd"), inside))
+    strategy = TwoLevel(data.draw(inside), data.draw(across), own)
     root = data.draw(st.integers(0, ranks - 1)) if kind in ROOTED else 0
-    strategy = f"local={SPELLINGS[local]},between={SPELLINGS[between]}"
-    prove(build(strategy, kind, ranks, root, nodes=nodes), kind, root)
+    schedule = build(strategy, kind, ranks, root, nodes=nodes, names=names)
+    prove(schedule, kind, root)
+    memory = [[random.randrange(1000) for _ in range(schedule.slots)] for _ in range(ranks)]
+    after = run(schedule, memory, SUM)
+    for (rank, slot), value in expected(kind, root, memory, schedule.chunks).items():
+        assert after[rank][slot] == value
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER])

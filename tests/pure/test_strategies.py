@@ -28,7 +28,11 @@ flat = st.one_of(
     st.sampled_from([name for name in SPELLINGS if name != "tree"]).map(Flat),
     st.integers(1, MAX_ARITY).map(lambda arity: Flat("tree", arity)),
 )
-any_strategy = st.one_of(flat, st.builds(TwoLevel, local=flat, between=flat), st.just(Auto()))
+names = st.one_of(st.text("ab@,=%:2C", min_size=1, max_size=5), st.text(min_size=1, max_size=5))
+two_level = st.builds(
+    TwoLevel, local=flat, between=flat, on=st.dictionaries(names, flat, max_size=3)
+)
+any_strategy = st.one_of(flat, two_level, st.just(Auto()))
 
 
 @given(any_strategy)
@@ -39,15 +43,41 @@ def test_what_is_written_is_read_back(strategy: Flat | TwoLevel | Auto) -> None:
 
 @given(st.one_of(st.text(max_size=20), st.text(alphabet="tre:=,0123456789local+- ", max_size=12)))
 def test_a_text_is_refused_or_the_one_spelling(text: str) -> None:
-    """No two texts name the same strategy, and what is not understood is a ValueError."""
+    """No two texts name the same flat strategy, and what is not understood is a ValueError."""
     try:
         strategy = parse(text)
     except ValueError:
         return
-    if isinstance(strategy, TwoLevel):
-        assert sorted(str(strategy).split(",")) == sorted(text.split(","))
-    else:
+    assert parse(str(strategy)) == strategy
+    if not isinstance(strategy, TwoLevel):
         assert str(strategy) == text
+
+
+def test_strategies_are_made_of_texts_or_of_strategies() -> None:
+    """All ways to write a strategy down give the same one, with one text."""
+    assert Flat("tree:2") == Flat("tree", 2) == parse(Flat("tree", 2))
+    two = TwoLevel(local="ring", between=Flat("tree", 2))
+    assert two == TwoLevel(Flat("ring"), "tree:2") == parse("between=tree:2,local=ring")
+    assert str(two) == "local=ring,between=tree:2"
+    own = TwoLevel("ring", "bruck", on={"w3": "chain", "w2": "tree:2", "w1": "ring"})
+    assert str(own) == "local=ring,local@w2=tree:2,local@w3=chain,between=bruck"
+    assert own == parse("local@w3=chain,between=bruck,local@w2=tree:2,local@w1=ring,local=ring")
+    odd = TwoLevel("ring", "ring", on={"a,b=c%1@d": "tree:3", "::1": "chain"})
+    assert str(odd) == "local=ring,local@::1=chain,local@a%2Cb%3Dc%251@d=tree:3,between=ring"
+    assert len({two, parse(str(two)), own, parse(str(own))}) == 2
+
+
+def test_a_strategy_fits_into_a_frame() -> None:
+    """One that names too many nodes to be told to the other ranks is refused."""
+    with pytest.raises(ValueError, match=r"for 900 nodes, at most are 8192"):
+        TwoLevel("ring", "ring", {f"node{number}": "chain" for number in range(900)})
+
+
+def test_each_node_has_its_local_strategy() -> None:
+    """Nodes that the strategy does not name follow the common one."""
+    strategy = parse("local=ring,local@w2=tree:2,between=ring")
+    assert isinstance(strategy, TwoLevel)
+    assert strategy.within(["w1", "w2", "w3"]) == (Flat("ring"), Flat("tree", 2), Flat("ring"))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +101,13 @@ def test_a_text_is_refused_or_the_one_spelling(text: str) -> None:
         ("ring,between=ring", "written local=ring,between=tree:2"),
         ("local=,between=ring", "no strategy"),
         ("local=auto,between=ring", "a level cannot be auto"),
+        ("local=ring,local@a=auto,between=ring", "a level cannot be auto, as 'local@a'"),
+        ("local=ring,local@=tree:2,between=ring", "needs a name"),
+        ("local=ring,local@a=ring,local@a=ring,between=ring", "each level once"),
+        ("local=ring,between@a=ring,between=ring", "own strategy local@NAME"),
+        ("local@a=ring,between=ring", "does not say the strategy of 'local'"),
+        ("local=ring,local@a%20b=tree:2,between=ring", "is written 'a b'"),
+        ("local=ring,local@a%2cb=tree:2,between=ring", "is written 'a%2Cb'"),
     ],
 )
 def test_bad_spellings_say_what_is_accepted(text: str, named: str) -> None:
@@ -79,7 +116,10 @@ def test_bad_spellings_say_what_is_accepted(text: str, named: str) -> None:
         parse(text)
 
 
-@pytest.mark.parametrize(("name", "arity"), [("wheel", None), ("tree", None), ("ring", 2)])
+@pytest.mark.parametrize(
+    ("name", "arity"),
+    [("wheel", None), ("tree", None), ("ring", 2), ("tree:2", 2), ("tree", True), ("tree", "2")],
+)
 def test_half_a_strategy_cannot_be_made(name: str, arity: int | None) -> None:
     """A tree without an arity, or anything else with one, is no strategy."""
     with pytest.raises(ValueError, match=r"strategy|arity"):
@@ -129,6 +169,18 @@ def test_what_does_not_exist_yet_lists_what_does() -> None:
             Kind.ALL_REDUCE,
             {"ranks": 2, "nodes": [[0, 1], []]},
             "at least one rank",
+        ),
+        (
+            "local=ring,local@b=tree:2,between=ring",
+            Kind.ALL_REDUCE,
+            {"ranks": 2, "nodes": [[0], [1]]},
+            "names of the nodes",
+        ),
+        (
+            "local=tree:2,local@b=ring,between=tree:2",
+            Kind.REDUCE,
+            {"ranks": 2, "nodes": [[0], [1]], "names": "ab"},
+            "no local level by ring for reduce",
         ),
         (
             "local=scatter_allgather,between=ring",
@@ -212,6 +264,9 @@ def test_a_group_has_one_setting_for_all_operations() -> None:
     assert str(resolve(two, Kind.BROADCAST, 4, 8)) == "centralized"
     two = parse("local=tree:2,between=tree:2")
     assert resolve(two, Kind.BROADCAST, 4, 8) == two
+    two = parse("local=tree:2,local@b=ring,between=tree:2")
+    assert resolve(two, Kind.BROADCAST, 4, 8, 2, ["a", "b"]) != two
+    assert resolve(two, Kind.BROADCAST, 4, 8, 2, ["a", "c"]) == two
 
 
 def test_schedules_need_neither_torch_nor_numpy() -> None:
