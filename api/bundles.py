@@ -8,12 +8,17 @@ import os
 import posixpath
 import secrets
 import tarfile
+import time
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
 from api.errors import Problem
+from api.models import Bundle, Leftover
 from api.settings import Settings
 from api.storage import Storage, StorageFull, is_full
 
@@ -28,7 +33,7 @@ class BundleFiles:
 
     def path(self, digest: str) -> Path:
         """Where a bundle is stored."""
-        return self.root / f"{digest}.tar.gz"
+        return self.root / file_name(digest)
 
     async def receive(self, body: AsyncIterator[bytes]) -> tuple[str, int, int]:
         """Store an upload; its digest, size and number of files.
@@ -56,7 +61,8 @@ class BundleFiles:
                 await self._storage.run(lambda: _sync(file))
             files = await self._storage.run(lambda: self._check(temporary))
             digest = hasher.hexdigest()
-            temporary.replace(self.path(digest))
+            place = functools.partial(self._place, temporary=temporary, digest=digest)
+            await self._storage.write(functools.partial(place, size=size, files=files))
         except OSError as error:
             if is_full(error):
                 raise StorageFull("the disk of the data folder is full") from error
@@ -64,6 +70,12 @@ class BundleFiles:
         finally:
             temporary.unlink(missing_ok=True)
         return digest, size, files
+
+    def _place(self, session: Session, temporary: Path, digest: str, size: int, files: int) -> None:
+        """In the writer's thread, which also deletes old bundles, so that this one stays."""
+        temporary.replace(self.path(digest))
+        session.execute(delete(Leftover).where(Leftover.path == f"bundles/{file_name(digest)}"))
+        session.merge(Bundle(digest=digest, size=size, files=files, created_at=time.time()))
 
     def _check(self, path: Path) -> int:
         """Number of files in an archive whose members may all be unpacked."""
@@ -87,6 +99,11 @@ class BundleFiles:
         if count == 0:
             raise _refused("is empty")
         return count
+
+
+def file_name(digest: str) -> str:
+    """What the file of a bundle is called."""
+    return f"{digest}.tar.gz"
 
 
 def _check_member(member: tarfile.TarInfo) -> None:

@@ -10,10 +10,12 @@ from api.bundles import BundleFiles
 from api.cluster import Cluster
 from api.events import Channel, Hub
 from api.ingest import Arrived, Ingest
+from api.jobs import FINAL, JobState
 from api.logs import LogFiles
 from api.orchestrator import Orchestrator
 from api.recovery import recover
 from api.rendezvous import Rendezvous
+from api.retention import Retention
 from api.storage import Storage
 
 if TYPE_CHECKING:
@@ -33,9 +35,10 @@ class Control:
         self.cluster = Cluster(settings, self.storage, self.hub)
         self.orchestrator = Orchestrator(settings, self.storage, self.cluster, self.hub)
         self.ingest = Ingest(settings, self.storage, self.files, self._stored)
+        self.retention = Retention(settings, self.storage, self.ingest.forget)
         self.rendezvous = Rendezvous(self.storage, settings.rendezvous_timeout)
         self.tokens.on_revoked += [self.hub.end_principal, self.cluster.end_credential]
-        self.orchestrator.on_turn = lambda job: self._wake_followers(job.id, job.attempt)
+        self.orchestrator.on_turn = self._turned
         #: by attempt (or job, before it has one), rank and stream: set at the next news
         self.log_news: dict[tuple[str, int, str], asyncio.Event] = {}
         self.ready = False
@@ -48,6 +51,7 @@ class Control:
         self.ingest.start()
         self.cluster.start()
         self.orchestrator.start()
+        self.retention.start()
         self.ready = True
 
     def end_streams(self) -> None:
@@ -61,6 +65,7 @@ class Control:
     async def stop(self) -> None:
         """End everything; what agents hold comes again at the next start."""
         self.end_streams()
+        await self.retention.stop()
         await self.cluster.stop()
         await self.ingest.stop()
         await self.orchestrator.stop()
@@ -81,10 +86,12 @@ class Control:
         if entry.log is not None:
             self._news(entry.log.attempt, entry.log.rank, entry.log.stream)
 
-    def _wake_followers(self, *names: str | None) -> None:
+    def _turned(self, job: JobState) -> None:
         """A job got its attempt, or is over: followers of its output look again."""
-        for key in [key for key in self.log_news if key[0] in names]:
+        for key in [key for key in self.log_news if key[0] in (job.id, job.attempt)]:
             self._news(*key)
+        if job.state in FINAL:
+            self.retention.job_over()
 
     def _news(self, attempt: str, rank: int, stream: str) -> None:
         event = self.log_news.pop((attempt, rank, stream), None)

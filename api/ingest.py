@@ -142,6 +142,10 @@ class Ingest:
 
     # --- in the writer's thread ---------------------------------------------------------
 
+    def forget(self, attempt: str) -> None:
+        """An attempt is deleted: what still comes of it is nobody's."""
+        self._ranks.pop(attempt, None)
+
     def _known(self, session: Session, node_id: str) -> int:
         return session.get_one(models.Node, node_id).acknowledged
 

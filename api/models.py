@@ -215,6 +215,13 @@ class Bundle(Base):
     created_at: Mapped[float]
 
 
+class Leftover(Base):
+    """A file or folder below the data folder that is to be deleted, since its rows are."""
+
+    __tablename__ = "leftovers"
+    path: Mapped[str] = mapped_column(String(200), primary_key=True)
+
+
 class RendezvousEpoch(Base):
     """The last epoch of a group of programs started by hand."""
 

@@ -61,6 +61,12 @@ class Settings(BaseSettings):
     )
     rendezvous_timeout: float = Field(default=120.0, gt=0, description="for a group to be complete")
 
+    keep_jobs: int = Field(
+        default=0, ge=0, description="so many jobs that are over are kept; 0 for any number"
+    )
+    keep_jobs_for: float = Field(
+        default=90 * 86_400.0, ge=0, description="jobs that are over are kept so long; 0 for ever"
+    )
     log_limit: int = Field(
         default=256 << 20, ge=1 << 12, description="kept of one output stream of one rank"
     )

@@ -172,14 +172,6 @@ async def join(request: Request, control: ControlDep, body: JoinRequest) -> Any:
 async def post_bundle(request: Request, control: ControlDep, _who: Operator) -> dict[str, Any]:
     """Upload job code: the body is a `.tar.gz`."""
     digest, size, files = await control.bundles.receive(request.stream())
-
-    def work(session: Session) -> None:
-        if session.get(models.Bundle, digest) is None:
-            session.add(
-                models.Bundle(digest=digest, size=size, files=files, created_at=time.time())
-            )
-
-    await control.storage.write(work)
     return {"digest": digest, "size": size, "files": files}
 
 

@@ -75,7 +75,8 @@ def test_a_job_runs_on_postgresql(
     make_server: Callable[..., ControlPlane],
     make_agent: Callable[..., ScriptedAgent],
 ) -> None:
-    """Jobs, output, timings and failures are kept in PostgreSQL, through a kill as well."""
+    """Jobs, output, timings and failures are kept in PostgreSQL, through a kill as well, and
+    deleted when they are too old."""
     server = make_server(database_url=database_url)
     agent = make_agent(server, "w1")
     api = Api(server)
@@ -112,3 +113,9 @@ def test_a_job_runs_on_postgresql(
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
     engine.dispose()
+    server.settings["keep_jobs_for"] = 1e-3
+    server.start()
+    api = Api(server)
+    eventually(lambda: api.http.get("/jobs").json()["items"] == [])
+    eventually(lambda: not (server.data_dir / "logs" / attempt).exists())
+    api.close()
