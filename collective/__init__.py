@@ -22,8 +22,9 @@ if TYPE_CHECKING:
         RendezvousFailed,
     )
     from collective.group import Group
+    from collective.peers import Peers, local_group
     from collective.reduction import ReduceOp
-    from collective.rendezvous import init, local_group
+    from collective.rendezvous import init
     from collective.strategies.spelling import Flat, TwoLevel
     from collective.tensor_service import TensorService
     from collective.timing import log, phase, step
@@ -44,7 +45,8 @@ _HOMES = {
     "collective.group": ("Group",),
     "collective.timing": ("log", "phase", "step"),
     "collective.reduction": ("ReduceOp",),
-    "collective.rendezvous": ("init", "local_group"),
+    "collective.peers": ("Peers", "local_group"),
+    "collective.rendezvous": ("init",),
     "collective.strategies.spelling": ("Flat", "TwoLevel"),
     "collective.tensor_service": ("TensorService",),
     "collective.work": ("CollectiveTensor", "Work"),
@@ -61,6 +63,7 @@ __all__ = [
     "Mismatch",
     "OperationAborted",
     "PeerLost",
+    "Peers",
     "ProtocolError",
     "ReduceOp",
     "Refused",

@@ -86,3 +86,21 @@ def rooted_parts(
     if tensors is None:
         raise Refused(f"{name} is None, but this is rank {root}, which needs them")
     return parts_of(group, tensors, name, like, written=written, equal=True)
+
+
+def check_exchange(
+    group: Member, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> None:
+    """Refuse what cannot be exchanged by all with all."""
+    for name, tensors in (("outputs", outputs), ("inputs", inputs)):
+        if len(tensors) != group.size:
+            raise Refused(f"{name} has {len(tensors)} tensors, the group {group.size} ranks")
+        for index, tensor in enumerate(tensors):
+            check_tensor(tensor, f"{name}[{index}]", written=name == "outputs")
+            if tensor.dtype != inputs[0].dtype:
+                raise Refused(f"{name}[{index}] is {tensor.dtype}, but inputs[0] {inputs[0].dtype}")
+    if inputs[group.rank].numel() != outputs[group.rank].numel():
+        raise Refused(
+            f"inputs[{group.rank}] has {inputs[group.rank].numel()} elements, "
+            f"outputs[{group.rank}] {outputs[group.rank].numel()}"
+        )

@@ -1,7 +1,8 @@
 """Groups: what programs call.
 
 Every call works in place on torch tensors and is the same on all ranks of the group, in the same
-order.  Calls are synchronous by default; with ``async_op=True`` they return at once.
+order.  Calls are synchronous by default; with ``async_op=True``, and on the peers of
+`collective.local_group`, they return at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+
+import torch
 
 from collective import timing_observer
 from collective.calls import Calls
@@ -61,7 +64,9 @@ class Group(Calls, TensorService):
         name, epoch: which group, and which membership of it.
         nodes: the node's name of each rank.
         timeout: seconds that an operation may take when a call names none.
-        strategy: the setting that all operations follow: ``auto``, or a strategy's spelling.
+        strategy: the setting that all operations follow: ``auto``, or a strategy.
+        device: of a peer of `collective.local_group`, its device; None elsewhere.
+        asynchronous: whether a call that does not say `async_op` returns at once.
     """
 
     def __init__(
@@ -76,6 +81,8 @@ class Group(Calls, TensorService):
         timeout: float = DEFAULT_TIMEOUT,
         strategy: Strategy | str = "auto",
         connect: bool = True,
+        device: torch.device | None = None,
+        asynchronous: bool = False,
     ) -> None:
         """Make a group; its links are made now, or with ``connect=False`` at its first use.
 
@@ -91,6 +98,8 @@ class Group(Calls, TensorService):
         self.epoch = epoch
         self.nodes = tuple(nodes)
         self.timeout = timeout
+        self.device = device
+        self.asynchronous = asynchronous
         self._wiring = wiring
         self._children: list[Group] = []
         self._parent: Group | None = None
@@ -253,6 +262,8 @@ class Group(Calls, TensorService):
             timeout=self.timeout if timeout is None else timeout,
             strategy=self.strategy if strategy is None else strategy,
             connect=False,
+            device=self.device,
+            asynchronous=self.asynchronous,
         )
         child._parent = self
         self._children.append(child)

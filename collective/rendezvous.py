@@ -20,7 +20,6 @@ from collective.addresses import parse_address
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.links.listener import Admission, Doorman, Listener, listen
-from collective.memory_world import MemoryHall, MemoryWorld
 from collective.messages import Plan
 from collective.strategies import Auto, Strategy, check_names, parse
 from collective.world import Peer, World
@@ -311,37 +310,3 @@ def _post(url: str, token: str, body: dict[str, Any], timeout: float) -> dict[st
         raise RendezvousFailed(f"the control plane refused ({error.code}): {detail}") from None
     except OSError as error:
         raise RendezvousFailed(f"cannot reach the control plane at {url}: {error}") from error
-
-
-def local_group(
-    size: int, *, timeout: float = DEFAULT_TIMEOUT, strategy: str = "auto"
-) -> list[Group]:
-    """One group of `size` ranks for `size` threads of this process, linked through memory.
-
-    Args:
-        size: number of ranks.
-        timeout: seconds for each operation that names no other.
-        strategy: ``auto`` or a strategy.
-
-    Returns:
-        One `Group` per rank; each is for a thread of its own, since calls wait for each other.
-
-    Raises:
-        ValueError: no rank, or an unknown strategy.
-    """
-    if size < 1:
-        raise ValueError(f"a group has at least one rank, not {size}")
-    hall = MemoryHall()
-    worlds = [MemoryWorld(rank, hall) for rank in range(size)]
-    try:
-        return [
-            Group(
-                world, DEFAULT_GROUP, range(size), rank, ["here"] * size,
-                timeout=timeout, strategy=strategy,
-            )
-            for rank, world in enumerate(worlds)
-        ]  # fmt: skip
-    except BaseException:
-        for world in worlds:
-            world.close()
-        raise

@@ -13,7 +13,10 @@ from collective import timing_observer
 from collective.operation import Operation
 
 if TYPE_CHECKING:
-    from collective.calls import Calls
+    from collective.issuing import Issuing
+
+#: what a handle resolves to: the tensors that were given for it
+Result = torch.Tensor | list[torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class Work:
 
     def __init__(
         self,
-        group: Calls,
+        group: Issuing,
         name: str,
         operation: Operation | None,
-        result: torch.Tensor | list[torch.Tensor] | None,
+        result: Result,
         nbytes: int,
         asynchronous: bool,
     ) -> None:
@@ -84,12 +87,12 @@ class Work:
         operation.raise_error()
         return True
 
-    def resolve(self) -> torch.Tensor | list[torch.Tensor] | None:
+    def resolve(self) -> Result:
         """Wait, and return the result."""
         self.wait()
         return self._result
 
-    def result(self) -> torch.Tensor | list[torch.Tensor] | None:
+    def result(self) -> Result:
         """The result; the same as `resolve`."""
         return self.resolve()
 

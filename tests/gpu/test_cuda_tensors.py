@@ -22,8 +22,8 @@ def test_cuda_tensors_get_the_cpus_result(dtype: torch.dtype) -> None:
     def work(rank: int) -> None:
         for device in ("cpu", "cuda"):
             tensor = values[rank].to(device)
-            groups[rank].all_reduce(tensor)
-            groups[rank].broadcast(tensor, 1)
+            groups[rank].all_reduce(tensor, async_op=False)
+            groups[rank].broadcast(tensor, 1, async_op=False)
             assert tensor.device.type == device
             results[rank, device] = tensor.cpu()
 

@@ -280,7 +280,7 @@ def test_two_jobs_on_one_machine_do_not_meet() -> None:
 def test_a_closed_group_says_so() -> None:
     """Calls on a closed group raise GroupClosed; closing again does nothing."""
     group = collective.local_group(1)[0]
-    group.all_reduce(torch.ones(1))
+    group.all_reduce(torch.ones(1)).wait()
     group.close()
     group.close()
     with pytest.raises(GroupClosed, match="closed"):
@@ -324,14 +324,6 @@ def test_subgroups_that_make_no_sense_are_refused(ranks: ThreadRanks) -> None:
             assert tensor.item() == 3.0
 
     ranks.run(work)
-
-
-def test_local_groups_check_their_arguments() -> None:
-    """A local group of no rank, or with an unknown strategy, says what is wrong."""
-    with pytest.raises(ValueError, match="at least one rank"):
-        collective.local_group(0)
-    with pytest.raises(ValueError, match="there is no strategy 'wring'"):
-        collective.local_group(2, strategy="wring")
 
 
 def test_a_refused_asynchronous_call_raises_at_once(ranks: ThreadRanks) -> None:

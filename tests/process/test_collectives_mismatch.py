@@ -200,7 +200,7 @@ def test_swapped_calls_of_one_shape_are_caught_where_call_sites_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With call sites compared, a before b against b before a is an error on both ranks."""
-    monkeypatch.setattr("collective.calls._CALL_SITES", True)
+    monkeypatch.setattr("collective.issuing._CALL_SITES", True)
 
     def call(rank: int) -> Callable[[Group], Any]:
         def first(group: Group) -> None:

@@ -1,0 +1,168 @@
+"""Calls in which the values of the ranks are combined."""
+
+from __future__ import annotations
+
+import torch
+
+from collective.arguments import Tensors, check_rank, parts_of
+from collective.compiled import chunked, listed, owned
+from collective.issuing import Issuing
+from collective.reduction import (
+    Array,
+    Buffer,
+    Narrow,
+    ReduceOp,
+    check_reduction,
+    check_tensor,
+    divide,
+    fold_of,
+    is_widened,
+    scale,
+)
+from collective.schedule import Kind
+from collective.strategies import ORIGINALS
+from collective.work import Work
+
+
+class ReducingCalls(Issuing):
+    """All-reduce, reduce and reduce-scatter."""
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
+        *,
+        async_op: bool | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Combine `tensor` of all ranks; every rank gets the same bytes.
+
+        Args:
+            tensor: any shape, dense, any strides without overlap; replaced by the result.
+            op: how the values are combined; the mean divides by the number of ranks.
+            prescale: a factor for each contribution before it is combined, in the dtype in which
+                they are combined (float32 for sixteen-bit floats); the same on all ranks.
+            async_op: return before the result is final; by default as the group does.
+            timeout: seconds; the group's by default.
+
+        Raises:
+            Refused: dtype, reduction or layout has no right answer; nothing was changed.
+            CollectiveError: the operation failed; the group cannot be used any more.
+        """
+        with self._checking(Kind.ALL_REDUCE):
+            op = ReduceOp.of(op)
+            check_tensor(tensor, "the tensor", written=True)
+            check_reduction(op, tensor.dtype, prescale)
+        buffer = Buffer(tensor, widen=True)
+        array = buffer.array
+        short = is_widened(tensor.dtype) and prescale is None
+        schedule, strategy = self._schedule(Kind.ALL_REDUCE, tensor.nbytes, originals=short)
+        program = chunked(schedule, self.rank, array.size, array.itemsize)
+        count = self.size if op is ReduceOp.MEAN else 1
+        narrow = Narrow(tensor.dtype, count) if short and strategy in ORIGINALS else None
+        scale(array, prescale)
+
+        def epilogue() -> None:
+            if op is ReduceOp.MEAN:
+                for start, stop in [(0, array.size)] if narrow is None else owned(program):
+                    divide(array[start:stop], self.size)
+            buffer.commit()
+
+        return self._issue(
+            Kind.ALL_REDUCE, strategy, program, (array,), tensor, tensor.nbytes, async_op, timeout,
+            dtype=tensor.dtype, shape=tuple(tensor.shape), reduction=op.value, prescale=prescale,
+            fold=fold_of(op, tensor.dtype), narrow=narrow, epilogue=epilogue,
+        )  # fmt: skip
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
+        *,
+        async_op: bool | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Combine `tensor` of all ranks into that of rank `dst`; the others keep theirs.
+
+        `op` and `prescale` are those of `all_reduce`.
+        """
+        with self._checking(Kind.REDUCE):
+            op = ReduceOp.of(op)
+            check_rank(self, dst, "dst")
+            check_tensor(tensor, "the tensor", written=self.rank == dst)
+            check_reduction(op, tensor.dtype, prescale)
+        here = self.rank == dst
+        schedule, strategy = self._schedule(Kind.REDUCE, tensor.nbytes, dst)
+        folds = any(
+            move.dst == self.rank and move.read.count for _, move in schedule.program(self.rank)
+        )
+        buffer = Buffer(tensor, widen=True, private=(folds or prescale is not None) and not here)
+        array = buffer.array
+        program = chunked(schedule, self.rank, array.size, array.itemsize)
+        scale(array, prescale)
+
+        def epilogue() -> None:
+            if op is ReduceOp.MEAN:
+                divide(array, self.size)
+            buffer.commit()
+
+        return self._issue(
+            Kind.REDUCE, strategy, program, (array,), tensor, tensor.nbytes, async_op, timeout,
+            dtype=tensor.dtype, shape=tuple(tensor.shape), root=dst, reduction=op.value,
+            prescale=prescale, fold=fold_of(op, tensor.dtype), epilogue=epilogue if here else None,
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Tensors,
+        op: ReduceOp | str = ReduceOp.SUM,
+        prescale: float | None = None,
+        *,
+        async_op: bool | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Combine `inputs` of all ranks; rank r gets the result of part r in `output`.
+
+        Args:
+            output: this rank's part.
+            inputs: one tensor per rank, whose sizes may differ, or one tensor of size × the
+                elements of `output`.
+            op, prescale: those of `all_reduce`.
+        """
+        with self._checking(Kind.REDUCE_SCATTER):
+            op = ReduceOp.of(op)
+            check_tensor(output, "output", written=True)
+            check_reduction(op, output.dtype, prescale)
+            parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
+        wide = [Buffer(part, widen=True, private=True).array for part in parts]
+        total = sum(part.nbytes for part in parts)
+        short = is_widened(output.dtype) and prescale is None
+        schedule, strategy = self._schedule(Kind.REDUCE_SCATTER, total, originals=short)
+        narrow = Narrow(output.dtype, 1) if short and strategy in ORIGINALS else None
+        program = listed(schedule, self.rank, tuple(array.size for array in wide), wide[0].itemsize)
+        shape = None if len({part.numel() for part in parts}) > 1 else tuple(output.shape)
+        for array in wide:
+            scale(array, prescale)
+        mine = wide[self.rank]
+
+        def epilogue() -> None:
+            if op is ReduceOp.MEAN:
+                divide(mine, self.size)
+            _store(output, mine)
+
+        return self._issue(
+            Kind.REDUCE_SCATTER, strategy, program, wide, output, total, async_op, timeout,
+            dtype=output.dtype, shape=shape, reduction=op.value, prescale=prescale,
+            fold=fold_of(op, output.dtype), narrow=narrow, epilogue=epilogue,
+        )  # fmt: skip
+
+
+def _store(output: torch.Tensor, array: Array) -> None:
+    """Write a flat working array into `output`, cast once."""
+    buffer = Buffer(output, widen=True)
+    buffer.array[...] = array
+    buffer.commit()

@@ -1,0 +1,147 @@
+"""What all calls of a group share: refusing together, describing themselves, being issued."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from collective.communicator import Communicator
+from collective.descriptor import describe
+from collective.errors import Refused
+from collective.operation import Operation
+from collective.program import Program
+from collective.reduction import Array, Fold, Narrow
+from collective.schedule import Kind, Schedule
+from collective.transfer import CollectiveOperation
+from collective.wiring import Wiring
+from collective.work import Result, Work
+
+_CALL_SITES = os.environ.get("UNISONO_CHECK_CALL_SITES", "") not in ("", "0")
+
+
+class Issuing(ABC):
+    """A rank of a group, as its calls see it.
+
+    Attributes:
+        rank, size: this rank, and the number of ranks.
+        nodes: the node's name of each rank.
+        timeout: seconds that an operation may take when a call names none.
+        asynchronous: whether a call that does not say `async_op` returns at once.
+    """
+
+    rank: int
+    size: int
+    nodes: tuple[str, ...]
+    timeout: float
+    asynchronous: bool
+    _wiring: Wiring
+
+    @abstractmethod
+    def _usable(self) -> Communicator:
+        """The group's links, unless it is closed or poisoned."""
+
+    @abstractmethod
+    def _schedule(
+        self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
+    ) -> tuple[Schedule, str]:
+        """The schedule that the group's strategy means for a call, and its name.
+
+        With `originals`, `auto` takes one in which no partial sums travel.
+        """
+
+    @abstractmethod
+    def _carry_out(self, operation: Operation, work: Work) -> None:
+        """Run an operation, and wait for it unless it is asynchronous."""
+
+    @abstractmethod
+    def refuse(self, error: Refused, name: str) -> Refused:
+        """Tell the other ranks that the operation `name` does not take place."""
+
+    @contextmanager
+    def _checking(self, kind: Kind) -> Iterator[None]:
+        """What is refused inside is refused on all ranks."""
+        self._usable()
+        try:
+            yield
+        except Refused as error:
+            raise self.refuse(error, kind.value) from None
+
+    def _issue(
+        self,
+        kind: Kind,
+        strategy: str,
+        program: Program,
+        arrays: Sequence[Array],
+        result: Result,
+        nbytes: int,
+        async_op: bool | None,
+        timeout: float | None,
+        *,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int, ...] | None = None,
+        root: int | None = None,
+        reduction: str = "",
+        prescale: float | None = None,
+        fold: Fold | None = None,
+        narrow: Narrow | None = None,
+        epilogue: Callable[[], Any] | None = None,
+    ) -> Work:
+        """Issue one collective.
+
+        Args:
+            kind, strategy, dtype, shape, root, reduction, prescale: what all ranks must agree on.
+            program: what this rank does.
+            arrays: the memory in which it does that.
+            result: what the handle resolves to.
+            nbytes: size of the tensor in memory.
+            async_op, timeout: those of the call.
+            fold, narrow: how contributions are combined, and how they travel.
+            epilogue: makes the result of what lies in the arrays at the end.
+        """
+        communicator = self._usable()
+        descriptor = describe(
+            kind.value,
+            "" if dtype is None else name_of(dtype),
+            shape,
+            reduction,
+            root,
+            strategy,
+            _site(),
+            # as ranks compare it: 2 and 2.0 are one factor
+            None if prescale is None else float(prescale),
+        )
+        limit = self.timeout if timeout is None else timeout
+        operation = CollectiveOperation(
+            communicator, descriptor, limit, program, arrays, fold, narrow
+        )
+        operation.epilogue = epilogue
+        later = self.asynchronous if async_op is None else async_op
+        work = Work(self, kind.value, operation, result, nbytes, later)
+        self._carry_out(operation, work)
+        return work
+
+
+def _site() -> str:
+    """Where the program called, if call sites are compared."""
+    if not _CALL_SITES:
+        return ""
+    frame = sys._getframe(1)
+    folder = os.path.dirname(__file__)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(folder) or "/torch/" in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@lru_cache(maxsize=64)
+def name_of(dtype: torch.dtype) -> str:
+    """Torch's name of a type, without `torch.`."""
+    return str(dtype).removeprefix("torch.")
