@@ -212,8 +212,8 @@ def set_strategy(text: str) -> None:
 
 def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
-    nodes = len(set(world().nodes))
-    return str(resolve(setting, Kind(operation), dist.get_world_size(), nbytes, nodes))
+    kind = Kind(operation)
+    return str(resolve(parse(setting), kind) or world().chooser.choose(kind, nbytes))
 
 
 def check(

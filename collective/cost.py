@@ -95,13 +95,22 @@ class Topology:
         of = {rank: number for number, node in enumerate(self.nodes) for rank in node}
         return tuple(of[rank] for rank in range(self.ranks))
 
+    @property
+    def alike(self) -> bool:
+        """Whether nodes have equally many ranks, in order."""
+        devices = len(self.nodes[0])
+        return self.nodes == _numbered(len(self.nodes), devices)
+
 
 def uniform(
     nodes: int, devices: int, local: Link, between: Link, machine: Machine | None = None
 ) -> Topology:
     """`nodes` alike, with `devices` ranks each, in order."""
-    ranks = tuple(tuple(range(n * devices, (n + 1) * devices)) for n in range(nodes))
-    return Topology(ranks, local, between, machine or Machine())
+    return Topology(_numbered(nodes, devices), local, between, machine or Machine())
+
+
+def _numbered(nodes: int, devices: int) -> Nodes:
+    return tuple(tuple(range(n * devices, (n + 1) * devices)) for n in range(nodes))
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,19 @@ import torch
 
 from collective import timing_observer
 from collective.calls import Calls
+from collective.choosing import Chooser
 from collective.communicator import Communicator
 from collective.errors import CollectiveError, GroupClosed, Refused
+from collective.figures import guessed
 from collective.leaving import part
 from collective.links.handshake import valid_name
 from collective.links.link import Outlet
 from collective.operation import Operation, again
 from collective.schedule import Kind, Schedule
 from collective.strategies import (
-    Auto,
     Flat,
     Strategy,
-    TwoLevel,
     build,
-    choose_originals,
     nodes_of,
     parse,
     resolve,
@@ -109,6 +108,8 @@ class Group(Calls, TensorService):
         self._pid = os.getpid()
         self._node_sets = nodes_of(self.nodes)
         self._node_names = tuple(dict.fromkeys(self.nodes))
+        #: until the links are up and ranks have told each other more
+        self.chooser = Chooser(guessed(self._node_sets), crowded=len(self._node_sets) == 1)
         self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
         wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
@@ -304,12 +305,9 @@ class Group(Calls, TensorService):
     def _schedule(
         self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
     ) -> tuple[Schedule, str]:
-        choice: Flat | TwoLevel
-        nodes = len(self._node_sets)
-        if originals and isinstance(self.strategy, Auto):
-            choice = choose_originals(kind, self.size, nbytes, nodes)
-        else:
-            choice = resolve(self.strategy, kind, self.size, nbytes, nodes, self._node_names)
+        choice = resolve(self.strategy, kind, self._node_names)
+        if choice is None:
+            choice = self.chooser.choose(kind, nbytes, originals=originals)
         if isinstance(choice, Flat):
             return build(choice, kind, self.size, root), str(choice)
         members, names = self._node_sets, self._node_names

@@ -122,7 +122,7 @@ def ranked(
 @lru_cache(maxsize=1024)
 def _flat(strategy: Flat, kind: Kind, topology: Topology, nbytes: int, segment: int) -> Found:
     ranks = topology.ranks
-    if strategy.name == "ring" and _alike(topology) and topology.machine.free:
+    if strategy.name == "ring" and topology.alike and topology.machine.free:
         return ring(kind, topology, nbytes, segment)
     quadratic = strategy.name in _QUADRATIC and kind is not Kind.BARRIER
     if not quadratic or 2 * ranks * ranks <= _EVENTS:
@@ -135,15 +135,6 @@ def _flat(strategy: Flat, kind: Kind, topology: Topology, nbytes: int, segment: 
             f"take two levels, or fewer ranks"
         )
     return FORMULAS[kind, strategy.name](ranks, link, nbytes)
-
-
-def _alike(topology: Topology) -> bool:
-    """Whether nodes have equally many ranks, in order."""
-    devices = len(topology.nodes[0])
-    return (
-        topology.nodes
-        == uniform(len(topology.nodes), devices, topology.local, topology.between).nodes
-    )
 
 
 def _only_link(topology: Topology) -> Link | None:

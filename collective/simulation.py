@@ -64,12 +64,17 @@ class _Way:
 
 
 class _Thread:
-    """The one thread of a rank: what it has to do, in order."""
+    """The one thread of a rank: what it has to do, in order; sends before receives.
 
-    __slots__ = ("busy", "jobs", "working")
+    A rank takes in no more than its buffers hold before it sends again, so what it has to send
+    never waits for all that others have sent already.
+    """
+
+    __slots__ = ("busy", "landings", "sends", "working")
 
     def __init__(self) -> None:
-        self.jobs: deque[_Job] = deque()
+        self.sends: deque[_Job] = deque()
+        self.landings: deque[_Job] = deque()
         self.working = False
         self.busy = 0.0
 
@@ -208,10 +213,10 @@ class _Simulation:
 
     # -- threads and cores --------------------------------------------------------------------
 
-    def _handle(self, rank: int, job: _Job) -> None:
-        """Have the rank's thread do something after all that it has to do already."""
+    def _handle(self, rank: int, job: _Job, *, sends: bool = False) -> None:
+        """Have the rank's thread do something after all of its kind that it has to do already."""
         thread, cores = self._threads[rank], self._cores[self._topology.node_of[rank]]
-        thread.jobs.append(job)
+        (thread.sends if sends else thread.landings).append(job)
         if not thread.working:
             thread.working = True
             cores.queue.append(thread)
@@ -220,16 +225,15 @@ class _Simulation:
     def _employ(self, cores: _Cores) -> None:
         while cores.free and cores.queue:
             thread = cores.queue.popleft()
-            seconds = thread.jobs[0][0]
+            seconds, event = (thread.sends or thread.landings).popleft()
             cores.free -= 1
             cores.busy += seconds
             thread.busy += seconds
-            self._at(self._now + seconds, self._has_done, thread, cores)
+            self._at(self._now + seconds, self._has_done, thread, cores, event)
 
-    def _has_done(self, thread: _Thread, cores: _Cores) -> None:
-        _, event = thread.jobs.popleft()
+    def _has_done(self, thread: _Thread, cores: _Cores, event: Callable[[], None]) -> None:
         cores.free += 1
-        thread.working = bool(thread.jobs)
+        thread.working = bool(thread.sends or thread.landings)
         if thread.working:
             cores.queue.append(thread)
         self._employ(cores)
@@ -257,7 +261,7 @@ class _Simulation:
         if lane.link is not None and (machine.per_segment or machine.per_byte_sent):
             start, stop = part.segments[segment]
             seconds = machine.per_segment + machine.per_byte_sent * (stop - start)
-            self._handle(rank, (seconds, partial(self._goes_out, lane, part)))
+            self._handle(rank, (seconds, partial(self._goes_out, lane, part)), sends=True)
         else:
             self._goes_out(lane, part)
 

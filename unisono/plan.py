@@ -71,9 +71,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict from given or measured figures what a collective takes, fastest first."""
+    from collective.choosing import Chooser
     from collective.cost import Link, Machine, uniform
     from collective.prediction import predict, ranked
-    from collective.strategies import choose
     from collective.units import format_size, parse_rate, parse_size, parse_time
 
     ranks = nodes * devices_per_node
@@ -134,7 +134,7 @@ def plan(
         "nodes": nodes,
         "devices_per_node": devices_per_node,
         "ranks": ranks,
-        "auto": str(choose(kind, ranks, size, nodes)),
+        "auto": str(Chooser(topology).choose(kind, size)),
     }
     try:
         found, left_out = (

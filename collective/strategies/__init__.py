@@ -10,13 +10,16 @@ from collections.abc import Sequence
 
 from collective.schedule import Collective, Kind, Schedule
 from collective.strategies import two_level
-from collective.strategies.choice import ORIGINALS, choose, choose_originals
+from collective.strategies.choice import ORIGINALS, measured_choice
 from collective.strategies.registry import BUILDERS, available, build_flat
-from collective.strategies.spelling import Auto, Flat, Strategy, TwoLevel, parse
-from collective.strategies.two_level import check_names, nodes_of
+from collective.strategies.spelling import SPELLINGS, Auto, Flat, Strategy, TwoLevel, parse
+from collective.strategies.two_level import LEVELS, check_names, nodes_of
 
 __all__ = [
+    "BUILDERS",
+    "LEVELS",
     "ORIGINALS",
+    "SPELLINGS",
     "Auto",
     "Flat",
     "Strategy",
@@ -24,9 +27,8 @@ __all__ = [
     "available",
     "build",
     "check_names",
-    "choose",
-    "choose_originals",
     "collective_of",
+    "measured_choice",
     "nodes_of",
     "parse",
     "resolve",
@@ -48,7 +50,7 @@ def build(
     rank in the middle, if there is one.
 
     Args:
-        strategy: parsed or as text; not `auto`, which `choose` or `resolve` turns into one.
+        strategy: parsed or as text; not `auto`, which a `Chooser` turns into one.
         kind: the operation.
         ranks: ranks of the group.
         root: the rank that plays another part than the others.
@@ -62,7 +64,7 @@ def build(
     if isinstance(strategy, str):
         strategy = parse(strategy)
     if isinstance(strategy, Auto):
-        raise ValueError("auto is no schedule by itself; choose() says what it is for a size")
+        raise ValueError("auto is no schedule by itself; a Chooser says what it is for a size")
     if isinstance(strategy, Flat):
         return build_flat(strategy, kind, ranks, root)
     if nodes is None:
@@ -82,14 +84,9 @@ def collective_of(kind: Kind, ranks: int, schedule_chunks: int, root: int = 0) -
 
 
 def resolve(
-    strategy: Strategy | str,
-    kind: Kind,
-    ranks: int,
-    nbytes: int,
-    nodes: int | None = None,
-    names: Sequence[str] | None = None,
-) -> Flat | TwoLevel:
-    """The strategy for one call of a group whose setting is `strategy`.
+    strategy: Strategy, kind: Kind, names: Sequence[str] | None = None
+) -> Flat | TwoLevel | None:
+    """What a group's setting means for an operation; None where `auto` chooses.
 
     A group has one setting for all its operations.  It is a strategy of the all-reduce or `auto`;
     operations that it does not exist for run as under `auto`.
@@ -97,16 +94,10 @@ def resolve(
     Args:
         strategy: the setting.
         kind: the operation.
-        ranks, nbytes, nodes: as `choose` takes them.
         names: of the nodes, where some have a local strategy of their own.
-
-    Raises:
-        ValueError: the setting names no strategy.
     """
-    if isinstance(strategy, str):
-        strategy = parse(strategy)
     if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind, names):
         return strategy
     if isinstance(strategy, Flat) and strategy.name in BUILDERS[kind]:
         return strategy
-    return choose(kind, ranks, nbytes, nodes)
+    return None

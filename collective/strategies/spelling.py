@@ -69,7 +69,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Auto:
-    """The best strategy for each call, by measured thresholds."""
+    """The best strategy for each call, by the cost model; see `collective.choosing`."""
 
     def __str__(self) -> str:
         return "auto"

@@ -1,0 +1,133 @@
+"""What a strategy takes, estimated in microseconds by formulas, for the choice of `auto`.
+
+The simulation (`collective.simulation`) is exact for the cost model, and takes up to seconds.  Here
+the path through the strategy is added up from the shapes of `collective.paths`, and beside it the
+work of all threads, which the cores of a node share.  Tests hold both against the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collective import paths
+from collective.cost import ON_ONE_TENSOR, Link, Topology
+from collective.schedule import Kind
+from collective.strategies import Flat, TwoLevel, parts, tree
+
+
+def _flat(
+    strategy: Flat, kind: Kind, ranks: int, message: paths.Maker, nbytes: float
+) -> paths.Cost:
+    """One level of `ranks` that are alike."""
+    if ranks < 2:
+        return paths.Cost()
+    joined = kind in ON_ONE_TENSOR
+    rounds = 2 if kind is Kind.ALL_REDUCE else 1
+    share = nbytes / ranks
+    match strategy.name:
+        case "ring":
+            return paths.ring(message, ranks, nbytes, rounds)
+        case "halving_doubling":
+            return paths.halving(message, ranks, nbytes, joined)
+        case "recursive_doubling":
+            return paths.doubling(message, ranks, nbytes)
+        case "bruck" if kind is not Kind.BARRIER:
+            return paths.bruck(message, ranks, nbytes, rounds, joined)
+        case "bruck":
+            return paths.swaps(message, ranks, [(0, 1)] * (ranks - 1).bit_length())
+        case "direct" if kind is Kind.ALL_REDUCE:
+            return paths.everyone(message(nbytes), ranks, own=int(ranks > 2))
+        case "direct":
+            return paths.everyone(
+                message(share), ranks, own=int(kind is Kind.REDUCE_SCATTER and ranks > 2)
+            )
+        case "scatter_allgather" if kind is Kind.ALL_REDUCE:
+            summed = paths.everyone(message(share), ranks, own=int(ranks > 2))
+            return summed + paths.everyone(message(share), ranks)
+        case "scatter_allgather":
+            return paths.in_shares(kind, ranks, message, nbytes)
+    if kind is Kind.BARRIER:
+        return paths.tokens(message, ranks, parts.arity(strategy, ranks), confirm=True)
+    ways = {Kind.REDUCE: "up", Kind.GATHER: "up", Kind.BROADCAST: "down", Kind.SCATTER: "down"}
+    size = share if kind in (Kind.GATHER, Kind.SCATTER) else nbytes
+    cost = _rooted(strategy, ranks, message, size, ways.get(kind, "up down"))
+    if kind is Kind.ALL_REDUCE:
+        return cost
+    flat = strategy.name in ("chain", "double_tree")
+    arity = tree.TOKENS if flat else parts.arity(strategy, ranks)
+    return cost + paths.tokens(message, ranks, arity, confirm=ways[kind] == "down")
+
+
+def _rooted(
+    strategy: Flat, ranks: int, message: paths.Maker, nbytes: float, ways: str
+) -> paths.Cost:
+    if ranks < 2:
+        return paths.Cost()
+    if strategy.name == "double_tree":
+        return paths.two_trees(message, ranks, nbytes, ways)
+    return paths.one_tree(message, ranks, parts.arity(strategy, ranks), nbytes, ways)
+
+
+def estimate(strategy: Flat | TwoLevel, kind: Kind, topology: Topology, nbytes: int) -> float:
+    """Seconds of an operation of `nbytes` (see `cost.slot_sizes`) on nodes that are alike.
+
+    Flat strategies over several nodes of several ranks are only estimated well where the ranks of
+    a node follow each other and few of them speak to other nodes at a time, as in a ring.
+    """
+    machine = topology.machine
+    nodes, devices = len(topology.nodes), max(map(len, topology.nodes))
+
+    def on(link: Link) -> paths.Maker:
+        return lambda size, slots=1: paths.Message(link, machine, size, slots)
+
+    if isinstance(strategy, Flat):
+        link = topology.local if nodes == 1 else topology.between
+        cost = _flat(strategy, kind, topology.ranks, on(link), nbytes)
+        machines = nodes
+    else:
+        cost = _two_level(strategy, kind, nodes, devices, topology, on, nbytes)
+        machines = 1  # work is of one node already
+    work = cost.work / machines + devices * machine.per_call
+    cores = min(machine.cores or devices, devices)
+    return max(machine.per_call + cost.path, work / cores)
+
+
+def _two_level(
+    strategy: TwoLevel,
+    kind: Kind,
+    nodes: int,
+    devices: int,
+    topology: Topology,
+    on: Callable[[Link], paths.Maker],
+    nbytes: int,
+) -> paths.Cost:
+    """The path through both levels, and the work of one node."""
+    inside, near = strategy.local, on(topology.local)
+    shared = inside.name in parts.SHARED
+
+    def local(of: Kind, size: float) -> paths.Cost:
+        return _flat(inside, of, devices, near, size)
+
+    def rooted(size: float, ways: str) -> paths.Cost:
+        return _rooted(inside, devices, near, size, ways)
+
+    match kind:
+        case Kind.ALL_REDUCE if shared:
+            cost = local(Kind.REDUCE_SCATTER, nbytes) + local(Kind.ALL_GATHER, nbytes)
+        case Kind.ALL_REDUCE | Kind.REDUCE | Kind.BROADCAST:
+            cost = paths.Cost()
+            if kind is not Kind.BROADCAST:
+                cost += rooted(nbytes, "up")
+            if kind is not Kind.REDUCE:
+                cost += rooted(nbytes, "down")
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER if shared:
+            cost = local(kind, nbytes / nodes) + local(kind, nbytes * (nodes - 1) / nodes)
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
+            cost = rooted(nbytes / nodes, "up") + rooted(nbytes, "down")
+        case _:
+            cost = paths.tokens(near, devices, inside.arity or tree.TOKENS, confirm=True)
+    shares = devices if shared and kind is not Kind.BARRIER else 1
+    # all that share the traffic between nodes share the card, too
+    link = Link(topology.between.latency, topology.between.bandwidth / shares)
+    across = _flat(strategy.between, kind, nodes, on(link), nbytes / shares)
+    return cost + paths.Cost(across.path, across.work * shares / nodes)
