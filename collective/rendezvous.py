@@ -26,6 +26,8 @@ from collective.world import Peer, World
 
 #: the default group's name
 DEFAULT_GROUP = "default"
+#: nine digits in the handshake
+MAX_EPOCH = 999_999_999
 
 
 def init(
@@ -34,6 +36,7 @@ def init(
     *,
     addresses: Sequence[str] | None = None,
     secret: str | None = None,
+    epoch: int | None = None,
     url: str | None = None,
     token: str | None = None,
     group: str | None = None,
@@ -44,7 +47,7 @@ def init(
     """The group of all ranks, made in the first of these ways that its arguments allow.
 
     - ``init(rank, world_size, addresses=["10.0.0.1:9000", …], secret=…)``: every rank listens at
-      its own address and dials the others; nothing else is needed.
+      its own address and dials the others; nothing else is needed.  ``epoch=2`` forms it anew.
     - ``init(url=…, token=…, group="name", world_size=n)``: ranks meet through a control plane;
       the ranks are given in the order of arrival unless ``rank`` is given.  ``UNISONO_URL``,
       ``UNISONO_TOKEN`` or ``UNISONO_TOKEN_FILE``, ``UNISONO_GROUP`` and ``WORLD_SIZE`` stand in.
@@ -54,6 +57,9 @@ def init(
         rank, world_size: this rank and the number of ranks.
         addresses: ``host:port`` of each rank, in order.
         secret: known to all ranks of the group and to nobody else.
+        epoch: with static addresses, which membership of the group this is, from 1 (as by default)
+            to 999,999,999.  Ranks that form it anew, after a loss, say, close the old group and
+            name a higher one, all the same; ranks of older epochs are refused.
         url, token, group: the control plane, a token of role operator or node, a meeting's name.
         node: this machine's name for the control plane; the host name by default.  With static
             addresses a node is named by its host in them.
@@ -74,7 +80,11 @@ def init(
             raise ValueError(
                 f"world_size is {world_size}, but there are {len(addresses)} addresses"
             )
-        return _static(rank, addresses, secret, timeout, strategy)
+        return _static(rank, addresses, secret, 1 if epoch is None else epoch, timeout, strategy)
+    if epoch is not None:
+        raise ValueError(
+            f"epoch={epoch} goes with addresses=[…]; elsewhere the control plane counts epochs"
+        )
     here = None if url is not None else job.current()
     if here is not None:
         return from_plan(here, here.channel.plan(timeout), timeout=timeout, strategy=strategy)
@@ -127,8 +137,15 @@ def assemble(
 
 
 def _static(
-    rank: int, addresses: Sequence[str], secret: str, timeout: float, strategy: Strategy
+    rank: int,
+    addresses: Sequence[str],
+    secret: str,
+    epoch: int,
+    timeout: float,
+    strategy: Strategy,
 ) -> Group:
+    if type(epoch) is not int or not 1 <= epoch <= MAX_EPOCH:
+        raise ValueError(f"an epoch is a whole number from 1 to {MAX_EPOCH}, not {epoch!r}")
     parsed = []
     for text in addresses:
         host, port = parse_address(text)
@@ -137,7 +154,7 @@ def _static(
         parsed.append((host, port))
     if not 0 <= rank < len(parsed):
         raise ValueError(f"rank is {rank}, but there are {len(parsed)} addresses")
-    admission = Admission("-", "-", 1, secret)
+    admission = Admission("-", "-", epoch, secret)
     doorman = Doorman()
     listener = Listener(admission, doorman, listen(*parsed[rank]), rank)
     # named by what all ranks know alike: strategies of two levels go by the nodes' names

@@ -26,6 +26,8 @@ _log = logging.getLogger("unisono.collective")
 _HANDSHAKE = 10.0
 #: connections in their handshake at one time; strangers must not use up a rank's descriptors
 _OPEN = 128
+#: HTTP status: this side is at an earlier epoch still, and may follow
+TOO_EARLY = 425
 #: seconds for one attempt to connect to one address
 _CONNECT = 3.0
 #: links for tensors that are kept for groups which this rank has not made yet
@@ -51,7 +53,8 @@ class Admission:
                 f"not attempt {request.attempt} of job {request.job}"
             )
         if request.epoch != self.epoch:
-            return 409, f"the group is at epoch {self.epoch}, the dialler at {request.epoch}"
+            status = 409 if request.epoch < self.epoch else TOO_EARLY
+            return status, f"the group is at epoch {self.epoch}, the dialler at {request.epoch}"
         return None
 
 
@@ -389,7 +392,8 @@ def dial(
             except RendezvousFailed as error:
                 refusals += 1  # perhaps another machine that has this address: try the next one
                 problems.append(str(error))
-        # a refusal is final, but a peer that cannot be reached may only not listen yet
+        # a refusal is final, but a peer that cannot be reached, or has not left its earlier epoch,
+        # may only not listen yet
         if refusals == len(addresses) or time.monotonic() + pause >= deadline:
             raise RendezvousFailed(
                 f"cannot reach {label}: {'; '.join(problems) or 'no time left'}",
@@ -420,7 +424,12 @@ def _dial_one(
             data = sock.recv(4096)
             if not data and handshake.status is None:
                 raise ConnectionResetError("closed during the handshake")
-            handshake.feed(data)
+            try:
+                handshake.feed(data)
+            except RendezvousFailed as error:
+                if handshake.status == TOO_EARLY:
+                    raise ConnectionRefusedError(str(error)) from None
+                raise
     except BaseException:
         sock.close()
         raise

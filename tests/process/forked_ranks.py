@@ -16,7 +16,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ranks import HERE, RankPool
+from ranks import RankPool, python_path
 
 
 class Forked:
@@ -61,7 +61,7 @@ class ForkedRanks(RankPool):
         self._parent = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("fork_main.py")), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
         for rank in range(size):

@@ -25,6 +25,11 @@ from torch.distributed import TCPStore
 HERE = Path(__file__).parent
 
 
+def python_path() -> str:
+    """Where ranks find the tests' modules, and what this process finds."""
+    return os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @dataclass
 class Outcome:
     """What a function did in one rank: its value, or the exception that it raised."""
@@ -85,9 +90,7 @@ class RankPool:
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "TORCHELASTIC_RUN_ID": "tests",
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(
-                    [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-                ),
+                "PYTHONPATH": python_path(),
             }
             for name, value in (environment or {}).items():
                 values[name] = value.replace("{rank}", str(rank))
