@@ -1,7 +1,7 @@
-"""One rank of ``unisono bench``: times torch.distributed calls on two backends, in turn.
+"""One rank of ``unisono bench``: times calls of several libraries in the same processes, in turn.
 
-Started by `unisono.bench` like a rank of torchrun; reads its work as JSON from the environment,
-rank 0 prints one JSON object per case.
+Started by `unisono.bench_run` like a rank of torchrun; reads its work as JSON from the environment,
+rank 0 prints one JSON object per row.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from collective.benchmark_case import BUS_FACTOR, Case
+from collective.benchmark_peers import Peer, TorchPeer, connect
 from collective.group import Group
 from collective.schedule import Kind
 from collective.strategies import available, parse, resolve
+from collective.strategies.spelling import SPELLINGS
+from collective.strategies.two_level import LEVELS
 from collective.torch_backend import UnisonoProcessGroup
 
 #: the setting that means every strategy in turn, auto first
 ALL = "all"
 #: times the fastest's time: whoever takes so long is no candidate
 _HOPELESS = 4
-
-#: bus over algorithm bandwidth, by operation and ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
-BUS_FACTOR: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-}
+#: strategies that are timed to the end: two levels have dozens of combinations
+_FINALISTS = 12
+#: looks at each strategy before the choice of these
+_LOOKS = 3
+#: seconds that the calls of one repeat may take, unless a single one takes longer
+_PER_REPEAT = 0.1
 
 
 def main() -> None:
@@ -45,33 +47,21 @@ def main() -> None:
     if setting == ALL:
         os.environ["UNISONO_STRATEGY"] = "auto"
     dist.init_process_group("unisono")
-    peer = dist.new_group(backend=work["against"]) if work.get("against") else None
+    peers = connect(work.get("against", ()))
     if work["what"] == "ddp":
         from collective.benchmark_ddp import run
 
-        report(run(work, peer) | place(work))
+        report(run(work, peers))
     elif work["what"] == "links":
         from collective.benchmark_links import run as measure
 
         report(asdict(measure(work["link"])))
     else:
-        for nbytes in work["sizes"]:
-            for operation in work["operations"]:
-                settings = [setting]
-                if setting == ALL:
-                    settings = ["auto", *available(Kind(operation))]
-                rows = time_case(
-                    operation, nbytes, work["repeats"], settings, peer, work["against"]
-                )
-                for row in rows:
-                    report(row | place(work))
+        for nbytes, operation in product(work["sizes"], work["operations"]):
+            settings = every(Kind(operation)) if setting == ALL else [setting]
+            for row in time_case(operation, nbytes, settings, peers, work):
+                report(row)
     dist.destroy_process_group()
-
-
-def place(work: dict[str, Any]) -> dict[str, Any]:
-    """Over which links, and so as ranks of how many nodes."""
-    near = work["link"] == "shm"
-    return {"link": work["link"], "nodes": 1 if near else dist.get_world_size()}
 
 
 def report(row: dict[str, Any]) -> None:
@@ -81,110 +71,127 @@ def report(row: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
+def every(kind: Kind) -> list[str]:
+    """auto, and each strategy of an operation; of two levels too where a node has several ranks."""
+    found = ["auto", *available(kind)]
+    if 1 < len(set(world().nodes)) < dist.get_world_size() and kind in LEVELS:
+        local, between = ([SPELLINGS[name] for name in names] for names in LEVELS[kind])
+        found += [f"local={near},between={far}" for near, far in product(local, between)]
+    return found
+
+
 @dataclass
 class Side:
-    """One of those that are timed in turn: our group under a setting, or the peer's."""
+    """One of those that are timed in turn: our group under a setting, or another library."""
 
-    setting: str
-    group: Any
+    peer: Peer
+    setting: str | None = None
     times: list[float] = field(default_factory=list)
-    #: too slow to be worth more than a look
-    hopeless: bool = False
+    #: of one call, at the slowest rank, before the timing proper
+    look: float = 0.0
+    right: bool = False
+
+    def ready(self) -> None:
+        """All ranks are about to call this side."""
+        if self.setting is not None:
+            set_strategy(self.setting)
+        self.peer.barrier()
 
 
 def time_case(
     operation: str,
     nbytes: int,
-    repeats: int | None,
     settings: Sequence[str],
-    peer: Any,
-    against: str | None,
+    peers: Sequence[Peer],
+    work: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Medians of one operation and size, of our settings and the peer, whose calls take turns.
+    """Medians of one operation and size, of our settings and all peers, whose calls take turns.
 
     Each repeat is the mean of a few calls for small sizes, and the slowest rank's time counts.
-    Where several settings are compared, those that take far longer than the fastest are timed once.
+    Where several settings are compared, only the fastest of a first look go on.
     """
     size = dist.get_world_size()
-    count = max(1, nbytes // 4)
-    inner = 50 if nbytes <= 64 << 10 else 10 if nbytes <= 1 << 20 else 1
-    repeats = repeats or (20 if nbytes < 25 << 20 else 5)
-    tensor = torch.empty(count, dtype=torch.float32)
-    parts = torch.empty((count + size - 1) // size, dtype=torch.float32)
-    whole = torch.empty(parts.numel() * size, dtype=torch.float32)
+    case = Case(operation, nbytes, dist.get_rank(), size)
+    most = 50 if nbytes <= 64 << 10 else 10 if nbytes <= 1 << 20 else 1
+    repeats = work["repeats"] or (20 if nbytes < 25 << 20 else 5)
+    us = TorchPeer("unisono")
+    ours = [Side(us, setting) for setting in settings]
+    others = [Side(peer) for peer in peers]
+    sides = [*ours, *others]
+    calls = {peer.name: peer.call(case) for peer in (us, *peers)}
 
-    def call(group: Any) -> None:
-        match operation:
-            case "all_reduce":
-                dist.all_reduce(tensor, group=group)
-            case "broadcast":
-                dist.broadcast(tensor, 0, group=group)
-            case "reduce":
-                dist.reduce(tensor, 0, group=group)
-            case "all_gather":
-                dist.all_gather_into_tensor(whole, parts, group=group)
-            case "reduce_scatter":
-                dist.reduce_scatter_tensor(parts, whole, group=group)
-
-    def run(side: Side, calls: int) -> float:
-        dist.barrier(group=side.group)
-        if side.group is None:
-            set_strategy(side.setting)
+    def run(side: Side, times: int) -> float:
+        call = calls[side.peer.name]
+        side.ready()
         start = time.perf_counter()
-        for _ in range(calls):
-            call(side.group)
-        return (time.perf_counter() - start) / calls
+        for _ in range(times):
+            call()
+        elapsed = (time.perf_counter() - start) / times
+        # whoever polls for its turn would take the cores of those who still call
+        dist.barrier()
+        return elapsed
 
-    ours = [Side(setting, None) for setting in settings]
-    sides = [*ours, *([] if peer is None else [Side(against or "", peer)])]
-    correct = []
     for side in sides:
-        if side.group is None:
-            set_strategy(side.setting)
-        correct.append(check(operation, side.group, tensor, parts, whole, call))
-    tensor.zero_()  # sums of zeros stay zeros: no overflow however often they are added
-    parts.zero_()
-    whole.zero_()
-    first = slowest([[run(side, min(inner, 3))] for side in sides])
-    if len(ours) > 1:
-        fastest = min(first[: len(ours)])[0]
-        for side, (seconds,) in zip(ours, first, strict=False):
-            side.hopeless = seconds > _HOPELESS * fastest and side.setting != "auto"
-    lively = [side for side in sides if not side.hopeless]
+        case.fill()
+        run(side, 1)
+        side.right = everywhere(case.right())
+    case.clear()
+    looks = _LOOKS if len(ours) > 1 else 1
+    rounds = slowest([[run(side, min(most, 3)) for _ in range(looks)] for side in sides])
+    for side, found in zip(sides, rounds, strict=True):
+        side.look = min(found)
+    lively = [*_finalists(ours), *others]
+    inner = [max(1, min(most, round(_PER_REPEAT / side.look))) for side in lively]
     for repeat in range(-1, repeats):
         # each is first now and then, and no two follow each other always
-        start = repeat % len(lively)
-        for side in (*lively[start:], *lively[:start]):
-            elapsed = run(side, inner)
+        for turn in range(len(lively)):
+            number = (repeat + turn) % len(lively)
+            elapsed = run(lively[number], inner[number])
             if repeat >= 0:
-                side.times.append(elapsed)
-    set_strategy(settings[0])
+                lively[number].times.append(elapsed)
     for side, taken in zip(lively, slowest([side.times for side in lively]), strict=True):
         side.times = taken
-    for side, taken in zip(sides, first, strict=True):
-        side.times = side.times or taken
-    medians = [statistics.median(side.times) for side in sides]
+    set_strategy(settings[0])
+    return _rows(case, ours, others)
+
+
+def _finalists(ours: Sequence[Side]) -> list[Side]:
+    """The sides worth more than a look: auto, and the fastest few."""
+    fastest = min(side.look for side in ours)
+    ranking = sorted(ours, key=lambda side: (side.setting != "auto", side.look))
+    few = ranking[: _FINALISTS + 1]
+    return [side for side in few if side.look <= _HOPELESS * fastest or side.setting == "auto"]
+
+
+def _rows(case: Case, ours: Sequence[Side], others: Sequence[Side]) -> list[dict[str, Any]]:
+    size = dist.get_world_size()
+    medians = [statistics.median(side.times or [side.look]) for side in ours]
     fixed = [
-        seconds for side, seconds in zip(ours, medians, strict=False) if side.setting != "auto"
+        seconds
+        for side, seconds in zip(ours, medians, strict=True)
+        if side.setting != "auto" and side.times
     ]
+    peers = [(side.peer.name, statistics.median(side.times), side.right) for side in others]
     rows = []
-    for side, seconds, good in zip(ours, medians, correct, strict=False):
+    for side, seconds in zip(ours, medians, strict=True):
+        assert side.setting is not None
         rows.append(
             {
-                "op": operation,
+                "op": case.operation,
                 "setting": side.setting,
-                "strategy": strategy_of(side.setting, operation, nbytes),
+                "strategy": strategy_of(side.setting, case.operation, case.nbytes),
                 "ranks": size,
-                "bytes": count * 4,
+                "bytes": case.nbytes,
                 "repeats": len(side.times),
                 "seconds": seconds,
                 "best": seconds / min(fixed) if side.setting == "auto" and fixed else None,
-                "algbw": count * 4 / seconds,
-                "busbw": count * 4 / seconds * BUS_FACTOR[operation](size),
-                "peer": against,
-                "peer_seconds": None if peer is None else medians[-1],
-                "ratio": None if peer is None else seconds / medians[-1],
-                "correct": good and (peer is None or correct[-1]),
+                "algbw": case.nbytes / seconds,
+                "busbw": case.nbytes / seconds * BUS_FACTOR[case.operation](size),
+                "correct": side.right,
+                "peers": {
+                    name: {"seconds": theirs, "ratio": seconds / theirs, "correct": right}
+                    for name, theirs, right in peers
+                },
             }
         )
     return rows
@@ -196,6 +203,13 @@ def slowest(times: list[list[float]]) -> list[list[float]]:
     dist.all_reduce(table, op=dist.ReduceOp.MAX)
     found: list[list[float]] = table.tolist()
     return found
+
+
+def everywhere(good: bool) -> bool:
+    """Whether it is so on all ranks."""
+    verdict = torch.tensor([int(good)])
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+    return bool(verdict.item())
 
 
 def world() -> Group:
@@ -214,41 +228,6 @@ def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
     kind = Kind(operation)
     return str(resolve(parse(setting), kind) or world().chooser.choose(kind, nbytes))
-
-
-def check(
-    operation: str,
-    group: Any,
-    tensor: torch.Tensor,
-    parts: torch.Tensor,
-    whole: torch.Tensor,
-    call: Callable[[Any], None],
-) -> bool:
-    """Whether every rank got what the operation means, on values that float32 adds exactly."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    total = size * (size + 1) // 2
-    ramp = (torch.arange(tensor.numel()) % 1000).float()
-    tensor.copy_(ramp * (rank + 1))
-    parts.fill_(rank + 1)
-    whole.copy_((torch.arange(whole.numel()) % 1000).float() * (rank + 1))
-    call(group)
-    match operation:
-        case "all_reduce":
-            good = torch.equal(tensor, ramp * total)
-        case "broadcast":
-            good = torch.equal(tensor, ramp)
-        case "reduce":
-            good = rank != 0 or torch.equal(tensor, ramp * total)
-        case "all_gather":
-            blocks = torch.arange(1, size + 1).repeat_interleave(parts.numel()).float()
-            good = torch.equal(whole, blocks)
-        case _:
-            start = rank * parts.numel()
-            own = (torch.arange(start, start + parts.numel()) % 1000).float()
-            good = torch.equal(parts, own * total)
-    verdict = torch.tensor([int(good)])
-    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
-    return bool(verdict.item())
 
 
 if __name__ == "__main__":

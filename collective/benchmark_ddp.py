@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from collective import group as groups
+from collective.benchmark_peers import Peer, TorchPeer
 from collective.work import Work
 
 
@@ -23,10 +25,12 @@ def model(width: int, layers: int) -> torch.nn.Module:
     return torch.nn.Sequential(*parts)
 
 
-def run(work: dict[str, Any], peer: Any) -> dict[str, Any]:
+def run(work: dict[str, Any], peers: Sequence[Peer]) -> dict[str, Any]:
     """Median step times, and of ours the communication in all and what of it nothing hides."""
-    width, layers, repeats = work["width"], work["layers"], work["repeats"] or 20
-    sides = {"unisono": None} if peer is None else {"unisono": None, work["against"]: peer}
+    width, layers, repeats = work["width"], work["layers"], work["repeats"]
+    sides = {"unisono": None} | {
+        peer.name: peer.group for peer in peers if isinstance(peer, TorchPeer)
+    }
     models = {
         name: DistributedDataParallel(
             model(width, layers), process_group=group, bucket_cap_mb=work["bucket_mib"]
@@ -60,9 +64,9 @@ def run(work: dict[str, Any], peer: Any) -> dict[str, Any]:
     groups.observers.remove(finished.append)
     slowest = torch.tensor([times[name] for name in sides], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    seconds = statistics.median(slowest[0].tolist())
+    seconds, *others = (statistics.median(row) for row in slowest.tolist())
     parameters = sum(p.numel() for p in models["unisono"].parameters())
-    row: dict[str, Any] = {
+    return {
         "op": "ddp_step",
         "ranks": dist.get_world_size(),
         "bytes": parameters * 4,
@@ -71,15 +75,16 @@ def run(work: dict[str, Any], peer: Any) -> dict[str, Any]:
         "seconds": seconds,
         "communication_seconds": statistics.median(totals),
         "exposed_seconds": statistics.median(exposed),
-        "peer": work["against"],
-        "peer_seconds": None,
-        "ratio": None,
         "correct": replicas_identical(models["unisono"]),
+        "peers": {
+            peer.name: {
+                "seconds": theirs,
+                "ratio": seconds / theirs,
+                "correct": replicas_identical(models[peer.name]),
+            }
+            for peer, theirs in zip(peers, others, strict=True)
+        },
     }
-    if peer is not None:
-        row["peer_seconds"] = statistics.median(slowest[1].tolist())
-        row["ratio"] = seconds / row["peer_seconds"]
-    return row
 
 
 def replicas_identical(module: torch.nn.Module) -> bool:

@@ -11,7 +11,8 @@ from collective.cost import uniform
 from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
 from collective.units import format_rate, format_time
-from unisono.commands.console import fail, print_json, table
+from unisono.bench_output import results
+from unisono.commands.console import fail, table
 
 __all__ = ["known", "links", "predicted"]
 
@@ -23,7 +24,8 @@ def links(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
-    from unisono.bench import run_ranks
+    from unisono.bench_layout import layouts
+    from unisono.bench_run import run_ranks
 
     kinds = [text.strip() for text in link.split(",")]
     for kind in kinds:
@@ -31,11 +33,12 @@ def links(
             fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}")
     found = []
     for kind in kinds:
-        (row,) = run_ranks({"what": "links", "link": kind}, 2, "auto")
+        (layout,) = layouts("flat", "2", kind)
+        (row,) = run_ranks({"what": "links", "link": kind}, layout, "auto")
         figures.store(figures.Figures(**row))
         found.append(row)
     if as_json:
-        print_json(found)
+        print(results("links", found))
         return
     table(
         ["link", "round trip", "rate", "call", "segment", "received", "sent"],
@@ -68,10 +71,11 @@ def known(kind: str) -> figures.Figures | None:
 def predicted(row: dict[str, Any]) -> float | None:
     """What the cost model says of a benchmark's row, from figures of its kind of link.
 
-    None where these have not been measured on this machine, or a network was put between ranks.
+    None where these have not been measured on this machine, a network was put between ranks, or
+    they exchange over links of two kinds.
     """
-    measured = known(row["link"])
-    if measured is None or row["ranks"] < 2 or row.get("bandwidth") or row.get("delay"):
+    measured = known(row["link"]) if row["link"] in figures.KINDS else None
+    if measured is None or row["ranks"] < 2 or row["bandwidth"] or row["delay"]:
         return None
     # whichever way they exchange, all ranks share this machine's cores
     topology = uniform(1, row["ranks"], measured.link, measured.link, measured.machine)

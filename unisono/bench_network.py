@@ -30,18 +30,18 @@ def asked(bandwidth: str | None, delay: str | None) -> dict[str, float | None]:
 
 
 @contextmanager
-def laboratory(work: dict[str, Any], size: int) -> Iterator[tuple[Host, ...]]:
-    """A host for each rank if the work asks for a bandwidth or a delay, else none.
+def laboratory(work: dict[str, Any], nodes: int) -> Iterator[tuple[Host, ...]]:
+    """A host for each node if the work asks for a bandwidth or a delay, else none.
 
     Raises:
         NetworkError: the machine does not allow it.
     """
     bandwidth, delay = work.get("bandwidth"), work.get("delay")
     if delay:
-        with relayed(size, delay=delay, rate=bandwidth) as network:
+        with relayed(nodes, delay=delay, rate=bandwidth) as network:
             yield network.hosts
     elif bandwidth:
-        with Network(size, rate=bandwidth) as network:
+        with Network(nodes, rate=bandwidth) as network:
             yield network.hosts
     else:
         yield ()

@@ -1,13 +1,15 @@
-"""``unisono bench plot``: results of ``unisono bench collectives --json`` as one SVG picture.
+"""``unisono bench plot``: results of ``unisono bench collectives --json`` as SVG pictures.
 
-On the left, time over size, ours and the other library's; on the right, what the cost model
-predicted over what was measured, where figures of the links were known.
+One picture per case: time over size of all libraries, and under it, where figures of the links were
+known, what the cost model predicted over what was measured.  Pictures are as wide as a phone, so
+that a page shows as many side by side as it has room for, and follow its reader's light or dark.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,54 +18,79 @@ from typing import Annotated, Any
 
 import typer
 
-from collective.units import format_size, format_time
+from collective.units import format_rate, format_size, format_time
+from unisono.bench_output import SCHEMA
 from unisono.commands.console import fail
 
-__all__ = ["draw", "plot"]
+__all__ = ["draw", "plot", "title"]
 
-#: told apart by people who do not see all colours (Okabe and Ito)
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555", "#000000")
-_WIDTH, _HEIGHT = 460, 340
-_LEFT, _TOP, _BOTTOM = 70, 34, 48
-_GAP = 90
-_NEEDED = ("op", "ranks", "link", "bytes", "seconds", "peer", "peer_seconds")
+_WIDTH, _LEFT, _RIGHT = 400, 64, 14
+_TOP, _HEIGHT, _STRIP = 62, 190, 64
+_GAP, _FOOT = 42, 30
+#: how each library's line is told apart, also by people who do not see all colours (Okabe and Ito)
+_MARKS = {"unisono": "circle", "gloo": "square", "mpi": "diamond"}
+_NAMES = {"unisono": "Unisono", "gloo": "gloo", "mpi": "MPICH"}
+_STYLE = """
+text{font:13px system-ui,sans-serif;fill:#24292f}.small{font-size:12px;fill:#57606a}
+.title{font-size:15px;font-weight:600}.end{text-anchor:end}.middle{text-anchor:middle}
+.paper{fill:#fff;stroke:#d0d7de}.grid{stroke:#e4e8ec}.even{stroke:#8c959f}
+.unisono{color:#0072b2}.gloo{color:#d55e00}.mpi{color:#008a63}
+.line{fill:none;stroke:currentColor;stroke-width:2}.mark{fill:currentColor}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9da7b3}
+.paper{fill:#0d1117;stroke:#30363d}.grid{stroke:#21262d}.even{stroke:#6e7681}
+.unisono{color:#56b4e9}.gloo{color:#f0883e}.mpi{color:#3fcf9a}}
+""".replace("\n", "")
 
 
 def plot(
     results: Annotated[
         list[Path], typer.Argument(help="Files that unisono bench collectives --json wrote.")
     ],
-    out: Annotated[Path, typer.Option(help="The picture to write, an SVG file.")],
+    out: Annotated[Path, typer.Option(help="The folder for the pictures, one SVG per case.")],
 ) -> None:
-    """Draw time over size, and what was predicted over what was measured."""
+    """Draw time over size of all libraries, and what was predicted over what was measured."""
     rows = [row for path in results for row in _rows(path)]
-    if not rows:
-        fail("there is no row of auto, or of one strategy, in these files")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(draw(rows))
-    print(f"wrote {out}")
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(title(row), []).append(row)
+    if not cases:
+        fail(f"{', '.join(map(str, results))}: no rows to draw")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, found in cases.items():
+        path = out / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".svg")
+        path.write_text(draw(found))
+        print(f"wrote {path}")
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, of several strategies only auto's."""
     try:
-        rows = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         fail(f"{path} cannot be read as results: {error}")
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and all(name in row for name in _NEEDED) for row in rows
-    ):
-        fail(f"{path} holds no rows of unisono bench collectives --json")
-    settings = {row.get("setting", "auto") for row in rows}
-    return [row for row in rows if len(settings) == 1 or row.get("setting") == "auto"]
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != SCHEMA or found.get("command") != "collectives":
+        fail(
+            f"{path} holds {schema or 'no schema'} of {found.get('command') if schema else '—'}, "
+            f"not {SCHEMA} of collectives: write it with unisono bench collectives --json"
+        )
+    rows: list[dict[str, Any]] = found["rows"]
+    settings = {row["setting"] for row in rows}
+    return [row for row in rows if len(settings) == 1 or row["setting"] == "auto"]
 
 
-@dataclass
-class _Line:
-    name: str
-    colour: str
-    dashed: bool
-    points: list[tuple[float, float]]
+def title(row: dict[str, Any]) -> str:
+    """What a row's case is called; rows of the same title differ in size only."""
+    link = {"websocket": "WebSocket", "shm": "shared memory"}.get(row["link"])
+    if row["nodes"] in (1, row["ranks"]):
+        where = f"{row['ranks']} ranks, {link}"
+    else:
+        where = f"nodes of {row['topology']} ranks" + (f", {link}" if link else "")
+    if row["bandwidth"]:
+        where += f", {format_rate(row['bandwidth'] / 8, 'bit')}"
+    if row["delay"]:
+        where += f", round trip {format_time(row['delay'])}"
+    return f"{row['op'].replace('_', '-')}, {where}"
 
 
 @dataclass
@@ -77,131 +104,107 @@ class _Axis:
     def at(self, value: float) -> float:
         return self.length * math.log(value / self.least) / math.log(self.most / self.least)
 
+    def ticks(self, base: float, room: float) -> list[float]:
+        """Powers of `base` within the axis, at least `room` pixels apart."""
+        low = math.ceil(math.log(self.least, base) - 1e-9)
+        high = math.floor(math.log(self.most, base) + 1e-9)
+        step = max(1, math.ceil(room / self.length * math.log(self.most / self.least, base)))
+        return [float(base) ** power for power in range(low, high + 1, step)]
+
 
 def draw(rows: Sequence[dict[str, Any]]) -> str:
-    """The SVG of rows of results."""
-    times: list[_Line] = []
-    predictions: list[_Line] = []
-    keys = sorted({(row["op"], row["link"], row["ranks"]) for row in rows})
-    peers: dict[str, None] = {}
-    for number, key in enumerate(keys):
-        colour = _COLOURS[number % len(_COLOURS)]
-        operation, link, ranks = key
-        name = f"{operation}, {ranks} ranks, {link}"
-        own = sorted(
-            (row for row in rows if (row["op"], row["link"], row["ranks"]) == key),
-            key=lambda row: row["bytes"],
-        )
-        times.append(_Line(name, colour, False, [(r["bytes"], r["seconds"]) for r in own]))
-        beside = [(r["bytes"], r["peer_seconds"]) for r in own if r["peer_seconds"]]
-        if beside:
-            peers[str(own[0]["peer"])] = None
-            times.append(_Line("", colour, True, beside))
-        foretold = [
-            (r["bytes"], r["predicted_seconds"] / r["seconds"])
-            for r in own
-            if r.get("predicted_seconds")
-        ]
-        if foretold:
-            predictions.append(_Line("", colour, False, foretold))
-    sizes = _bounds([x for line in times for x, _ in line.points], 4)
-    panels = [
-        _panel(
-            0,
-            "time over size" + (f" (dashed: {', '.join(peers)})" if peers else ""),
-            sizes,
-            _bounds([y for line in times for _, y in line.points], 10),
-            times,
-        )
+    """The SVG of one case's rows, which differ in size."""
+    rows = sorted(rows, key=lambda row: row["bytes"])
+    lines = {"unisono": [(row["bytes"], row["seconds"]) for row in rows]}
+    for row in rows:
+        for name, peer in row["peers"].items():
+            lines.setdefault(name, []).append((row["bytes"], peer["seconds"]))
+    predictions = [
+        (row["bytes"], row["predicted_seconds"] / row["seconds"])
+        for row in rows
+        if row["predicted_seconds"]
     ]
+    sizes = [row["bytes"] for row in rows]
+    across = _Axis(min(sizes), max(max(sizes), 2 * min(sizes)), _WIDTH - _LEFT - _RIGHT)
+    seconds = [value for points in lines.values() for _, value in points]
+    least, most = math.log10(min(seconds)), math.log10(max(seconds))
+    up = _Axis(10 ** math.floor(least), 10 ** max(math.ceil(most), math.floor(least) + 1), _HEIGHT)
+    parts = [
+        f'<text class="title" x="16" y="26">{escape(title(rows[0]))}</text>',
+        *_legend(list(lines)),
+        f'<g transform="translate({_LEFT} {_TOP})">',
+        *_grid(across, up, 10, format_time),
+        *(part for name, points in lines.items() for part in _line(name, points, across, up)),
+        "</g>",
+    ]
+    bottom = _TOP + _HEIGHT
     if predictions:
-        ratios = [y for line in predictions for _, y in line.points]
-        reach = 2.0 ** max(2, math.ceil(math.log2(max(max(ratios), 1 / min(ratios)))))
-        panels.append(
-            _panel(
-                _LEFT + _WIDTH + _GAP,
-                "predicted over measured time",
-                sizes,
-                (1 / reach, reach),
-                predictions,
-                ratio=True,
-            )
-        )
-    height = _TOP + _HEIGHT + _BOTTOM
-    legend = []
-    for number, line in enumerate(line for line in times if line.name):
-        y = height + 18 * number
-        legend.append(
-            f'<line x1="{_LEFT}" x2="{_LEFT + 28}" y1="{y}" y2="{y}" stroke="{line.colour}" '
-            f'stroke-width="2"/><text x="{_LEFT + 36}" y="{y + 4}">{escape(line.name)}</text>'
-        )
-    full = height + 18 * len(legend) + 6
-    wide = (_LEFT + _WIDTH) * len(panels) + (_GAP if len(panels) > 1 else 0) + 30
+        ratios = [value for _, value in predictions]
+        reach = 2.0 ** max(1, math.ceil(math.log2(max(max(ratios), 1 / min(ratios)))))
+        strip = _Axis(1 / reach, reach, _STRIP)
+        bottom += _GAP
+        parts += [
+            f'<text class="small" x="{_LEFT}" y="{bottom - 10}">predicted ÷ measured time</text>',
+            f'<g transform="translate({_LEFT} {bottom})">',
+            *_grid(across, strip, 2, lambda value: f"{value:.3g}"),
+            *_line("unisono", predictions, across, strip),
+            "</g>",
+        ]
+        bottom += _STRIP
+    parts += [
+        f'<text class="small middle" x="{_LEFT + across.at(value):.1f}" y="{bottom + 18}">'
+        f"{format_size(round(value))}</text>"
+        for value in across.ticks(2, 62)
+    ]
+    height = bottom + _FOOT
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {full}" width="{wide}" '
-        f'height="{full}" font-family="sans-serif" font-size="12" fill="#222">\n'
-        f'<rect width="{wide}" height="{full}" fill="#fff"/>\n'
-        + "\n".join([*panels, *legend])
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}">\n<style>{_STYLE}</style>\n'
+        f'<rect class="paper" x=".5" y=".5" width="{_WIDTH - 1}" height="{height - 1}" rx="6"/>\n'
+        + "\n".join(parts)
         + "\n</svg>\n"
     )
 
 
-def _bounds(values: Sequence[float], base: float) -> tuple[float, float]:
-    """Powers of `base` around the values."""
-    low = math.floor(math.log(min(values), base) + 1e-9)
-    high = math.ceil(math.log(max(values), base) - 1e-9)
-    return base**low, base ** max(high, low + 1)
+def _legend(names: Sequence[str]) -> list[str]:
+    found = []
+    for number, name in enumerate(names):
+        x = _LEFT + 100 * number
+        found.append(
+            f'<g class="{name}"><path class="line" d="M{x} 44h24"/>{_mark(name, x + 12, 44)}</g>'
+            f'<text x="{x + 32}" y="48">{_NAMES.get(name, escape(name))}</text>'
+        )
+    return found
 
 
-def _panel(
-    offset: float,
-    title: str,
-    across: tuple[float, float],
-    up: tuple[float, float],
-    lines: Sequence[_Line],
-    *,
-    ratio: bool = False,
-) -> str:
-    x, y = _Axis(*across, _WIDTH), _Axis(*up, _HEIGHT)
-    parts = [
-        f'<g transform="translate({offset + _LEFT:g} {_TOP})">',
-        f'<text x="0" y="-12" font-weight="bold">{escape(title)}</text>',
+def _grid(across: _Axis, up: _Axis, base: float, spell: Any) -> list[str]:
+    found = [
+        f'<path class="grid" d="M{across.at(value):.1f} 0V{up.length}"/>'
+        for value in across.ticks(2, 62)
     ]
-    for value in _ticks(across, 4):
-        at = x.at(value)
-        parts.append(
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{_HEIGHT}" stroke="#e4e4e4"/>'
-            f'<text x="{at:.1f}" y="{_HEIGHT + 18}" text-anchor="middle" font-size="10">'
-            f"{format_size(round(value))}</text>"
+    for value in up.ticks(base, 24):
+        y = up.length - up.at(value)
+        even = base == 2 and math.isclose(value, 1)
+        found.append(
+            f'<path class="{"even" if even else "grid"}" d="M0 {y:.1f}H{across.length}"/>'
+            f'<text class="small end" x="-8" y="{y + 4:.1f}">{spell(value)}</text>'
         )
-    for value in _ticks(up, 2 if ratio else 10):
-        at = _HEIGHT - y.at(value)
-        strong = ratio and abs(value - 1) < 1e-9
-        parts.append(
-            f'<line x1="0" x2="{_WIDTH}" y1="{at:.1f}" y2="{at:.1f}" '
-            f'stroke="{"#888" if strong else "#e4e4e4"}"/>'
-            f'<text x="-8" y="{at + 4:.1f}" text-anchor="end" font-size="10">'
-            f"{f'{value:g}' if ratio else format_time(value)}</text>"
-        )
-    for line in lines:
-        points = " ".join(f"{x.at(a):.1f},{_HEIGHT - y.at(b):.1f}" for a, b in line.points)
-        dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{line.colour}" '
-            f'stroke-width="2"{dash}/>'
-        )
-        if not line.dashed:
-            parts += [
-                f'<circle cx="{x.at(a):.1f}" cy="{_HEIGHT - y.at(b):.1f}" r="2.5" '
-                f'fill="{line.colour}"/>'
-                for a, b in line.points
-            ]
-    parts.append("</g>")
-    return "\n".join(parts)
+    return found
 
 
-def _ticks(bounds: tuple[float, float], base: float) -> list[float]:
-    """Powers of `base` from bound to bound, not too many to be read."""
-    low, high = (round(math.log(bound, base)) for bound in bounds)
-    step = max(1, math.ceil((high - low) / 8))
-    return [float(base) ** power for power in range(low, high + 1, step)]
+def _line(name: str, points: Sequence[tuple[float, float]], across: _Axis, up: _Axis) -> list[str]:
+    places = [(across.at(x), up.length - up.at(y)) for x, y in points]
+    way = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    marks = "".join(_mark(name, x, y) for x, y in places)
+    return [f'<g class="{name}"><polyline class="line" points="{way}"/>{marks}</g>']
+
+
+def _mark(name: str, x: float, y: float) -> str:
+    """A library's sign at a place."""
+    match _MARKS.get(name):
+        case "square":
+            return f'<path class="mark" d="M{x - 3:.1f} {y - 3:.1f}h6v6h-6z"/>'
+        case "diamond":
+            return f'<path class="mark" d="M{x:.1f} {y - 4.2:.1f}l4.2 4.2-4.2 4.2-4.2-4.2z"/>'
+        case _:
+            return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'

@@ -6,16 +6,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from collective.schedule import Kind
 from collective.strategies import available
+from collective.strategies.spelling import SPELLINGS
+from collective.strategies.two_level import LEVELS
+from unisono.bench import app
 from unisono.namespaces import why_not
 
 ROW = {
-    "op", "setting", "strategy", "ranks", "nodes", "link", "bytes", "repeats", "seconds", "best",
-    "algbw", "busbw", "peer", "peer_seconds", "ratio", "correct", "predicted_seconds",
+    "op", "setting", "strategy", "topology", "ranks", "nodes", "link", "bandwidth", "delay",
+    "bytes", "repeats", "seconds", "best", "algbw", "busbw", "peers", "correct",
+    "predicted_seconds",
 }  # fmt: skip
 
 
@@ -24,40 +30,64 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.timeout(110)
-def test_rows_of_every_operation_are_right_and_add_up() -> None:
-    """Each row names its case, its result was checked, and its bandwidths follow from its time."""
-    done = bench(
-        "collectives", "--ranks", "2", "--sizes", "8,64Ki", "--repeats", "2", "--json",
-        "--operations", "all_reduce,broadcast,reduce,all_gather,reduce_scatter",
-    )  # fmt: skip
+def rows_of(*arguments: str) -> list[dict[str, Any]]:
+    """The rows of a run that ended well."""
+    done = bench(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert found["schema"] == "unisono.bench/1"
+    assert found["command"] == arguments[0]
+    assert found["machine"]["cores"] >= 1
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize(("topology", "link"), [("flat", "websocket"), ("2x2", "shm+websocket")])
+def test_rows_of_every_operation_and_library_are_right_and_add_up(topology: str, link: str) -> None:
+    """Each row names its case, all results were checked, and bandwidths follow from times."""
+    rows = rows_of(
+        "collectives", "--sizes", "8,64Ki", "--repeats", "1", "--against", "gloo,mpi",
+        "--operations", "all_reduce,broadcast,reduce,all_gather,reduce_scatter",
+        "--topology", topology, *(("--ranks", "2") if topology == "flat" else ()),
+    )  # fmt: skip
     assert len(rows) == 10
+    ranks = 2 if topology == "flat" else 4
     for row in rows:
         assert set(row) == ROW
+        assert (row["topology"], row["link"]) == (topology, link)
+        assert (row["ranks"], row["nodes"]) == (ranks, 2)
         assert row["correct"] is True
-        assert row["peer"] == "gloo"
-        assert row["ratio"] == pytest.approx(row["seconds"] / row["peer_seconds"])
+        assert list(row["peers"]) == ["gloo", "mpi"]
+        for peer in row["peers"].values():
+            assert peer["correct"] is True
+            assert peer["ratio"] == pytest.approx(row["seconds"] / peer["seconds"])
         assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"])
-    ring = next(row for row in rows if row["op"] == "all_reduce" and row["bytes"] == 65536)
-    assert ring["busbw"] == pytest.approx(ring["algbw"])  # 2(n−1)/n is 1 for two ranks
+    first = rows[0]
+    assert first["op"] == "all_reduce"
+    assert first["busbw"] == pytest.approx(first["algbw"] * 2 * (ranks - 1) / ranks)
+    assert first["strategy"].startswith("local=") == (topology != "flat")
 
 
 @pytest.mark.timeout(110)
 def test_every_strategy_of_an_operation_is_timed_beside_auto() -> None:
     """One row for auto and one per strategy that exists; auto's names what it costs to have it."""
-    done = bench(
-        "collectives", "--ranks", "3", "--sizes", "4Ki", "--repeats", "2", "--json",
-        "--operations", "reduce", "--strategy", "all", "--against", "none", "--link", "shm",
+    first, *others = rows_of(
+        "collectives", "--topology", "1,2", "--sizes", "4Ki", "--repeats", "2",
+        "--operations", "reduce", "--strategy", "all", "--against", "none",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, *others = json.loads(done.stdout)
     assert first["setting"] == "auto"
-    assert [row["setting"] for row in others] == available(Kind.REDUCE)
+    flat, levels = available(Kind.REDUCE), LEVELS[Kind.REDUCE]
+    assert [row["setting"] for row in others] == flat + [
+        f"local={SPELLINGS[local]},between={SPELLINGS[between]}"
+        for local in levels[0]
+        for between in levels[1]
+    ]
+    timed = [row for row in others if row["repeats"]]
+    assert 1 < len(timed) <= 12
     assert all(row["correct"] and row["strategy"] == row["setting"] for row in others)
     assert first["strategy"] in {row["strategy"] for row in others}
-    assert first["best"] == pytest.approx(first["seconds"] / min(row["seconds"] for row in others))
+    assert first["best"] == pytest.approx(first["seconds"] / min(row["seconds"] for row in timed))
     assert {row["best"] for row in others} == {None}
 
 
@@ -67,27 +97,20 @@ def test_links_are_measured_and_their_rows_predicted(
 ) -> None:
     """Figures of real ranks are plausible, and say of later rows what the cost model expects."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = bench("links", "--link", "shm", "--json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
+    (row,) = rows_of("links", "--link", "shm")
     assert row["kind"] == "shm"
     assert 0 < row["round_trip"] < 1
     assert row["rate"] > 1e6
-    done = bench(
-        "collectives", "--ranks", "2", "--sizes", "8", "--repeats", "1", "--json",
-        "--against", "none", "--link", "shm",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
+    (row,) = rows_of(
+        "collectives", "--topology", "1x2", "--sizes", "8", "--repeats", "1", "--against", "none"
+    )
     assert 0 < row["predicted_seconds"] < 1
 
 
 @pytest.mark.timeout(110)
 def test_a_ddp_step_hides_communication_behind_its_backward() -> None:
     """With several buckets, the exposed communication of a step is less than all of it."""
-    done = bench("ddp", "--ranks", "2", "--repeats", "3", "--against", "none", "--json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
+    (row,) = rows_of("ddp", "--ranks", "2", "--repeats", "3", "--against", "none")
     assert row["correct"] is True
     assert row["buckets"] > 2
     assert 0 < row["exposed_seconds"] < row["communication_seconds"]
@@ -95,16 +118,18 @@ def test_a_ddp_step_hides_communication_behind_its_backward() -> None:
 
 @pytest.mark.timeout(110)
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-@pytest.mark.parametrize("network", [("--bandwidth", "1Gbit"), ("--delay", "20ms")])
-def test_ranks_on_hosts_of_their_own(network: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("topology", "network"),
+    [("2x2", ("--bandwidth", "1Gbit")), ("2x1", ("--delay", "20ms"))],
+)
+def test_nodes_on_hosts_of_their_own(topology: str, network: tuple[str, str]) -> None:
     """A shaped link cannot be outrun for long, and a round trip takes at least its time."""
-    done = bench(
-        "collectives", "--ranks", "2", "--sizes", "2Mi", "--repeats", "1", "--json",
-        "--against", "none", "--strategy", "ring", *network,
+    (row,) = rows_of(
+        "collectives", "--topology", topology, "--sizes", "2Mi", "--repeats", "1",
+        "--against", "none", *network,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
     assert row["correct"] is True
+    assert row["nodes"] == 2
     if network[0] == "--bandwidth":
         assert row["share"] < 1.2  # what a bucket of tokens lets through at once included
     else:
@@ -116,16 +141,20 @@ def test_ranks_on_hosts_of_their_own(network: tuple[str, str]) -> None:
     [
         (("collectives", "--sizes", "12parsecs"), "12parsecs"),
         (("collectives", "--bandwidth", "fast"), "fast"),
-        (("collectives", "--delay", "5ms", "--link", "shm"), "shm"),
+        (("collectives", "--delay", "5ms", "--link", "shm"), "one node"),
         (("collectives", "--ranks", "two"), "two"),
         (("collectives", "--operations", "allreduce"), "all_reduce"),
-        (("collectives", "--against", "mpi"), "gloo"),
+        (("collectives", "--against", "nccl"), "gloo, mpi, or none"),
+        (("ddp", "--against", "mpi"), "gloo, or none"),
+        (("collectives", "--topology", "2x0"), "at least one rank"),
+        (("collectives", "--strategy", "rings"), "double_tree"),
+        (("collectives", "--sizes", "0"), "at least 1 byte"),
         (("links", "--link", "rdma"), "websocket and shm"),
         (("plot", "nowhere.json", "--out", "x.svg"), "nowhere.json cannot be read"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[str, ...], said: str) -> None:
     """A wrong value is repeated, with what would do instead."""
-    done = bench(*arguments)
-    assert done.returncode != 0
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code != 0
     assert said in done.stderr

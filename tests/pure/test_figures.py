@@ -18,12 +18,13 @@ from collective.figures import Figures
 from collective.prediction import predict
 from collective.schedule import Kind
 from unisono.bench_links import predicted
-from unisono.bench_plot import draw
+from unisono.bench_plot import draw, title
 
 FIGURES = Figures("websocket", 40e-6, 1e9, 60e-6, 20e-6, 2e-10, 1e-10, 2, 0.2e-3, 0.9e9)
 ROW: dict[str, Any] = {
     "op": "all_reduce", "strategy": "ring", "setting": "auto", "ranks": 2, "link": "websocket",
-    "bytes": 8, "seconds": 2e-4, "peer": "gloo", "peer_seconds": 4e-4, "predicted_seconds": None,
+    "bytes": 8, "seconds": 2e-4, "peers": {"gloo": {"seconds": 4e-4}}, "bandwidth": None,
+    "delay": None, "predicted_seconds": None, "topology": "flat", "nodes": 2,
 }  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def test_a_row_is_predicted_from_the_figures_of_its_links() -> None:
     assert predicted(ROW) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
     assert predicted(ROW | {"link": "shm"}) is None
     assert predicted(ROW | {"delay": 0.05}) is None
+    assert predicted(ROW | {"link": "shm+websocket"}) is None
 
 
 def test_calls_and_sent_bytes_take_time() -> None:
@@ -97,18 +99,52 @@ def test_plans_take_what_is_not_given_from_measurements() -> None:
 
 
 def test_a_picture_shows_every_series() -> None:
-    """Ours and the peer's times, and predictions where there are some, as well-formed SVG."""
+    """All libraries' times, and predictions where there are some, as well-formed SVG."""
     rows = [
-        ROW | {"bytes": size, "ranks": ranks, "seconds": size * 1e-9 + 1e-4,
-               "predicted_seconds": 2e-4 if ranks == 2 else None}
-        for ranks in (2, 4) for size in (8, 65536, 100 << 20)
+        ROW | {"bytes": size, "seconds": size * 1e-9 + 1e-4, "predicted_seconds": 2e-4,
+               "peers": {"gloo": {"seconds": 1e-3}, "mpi": {"seconds": 1e-5}}}
+        for size in (8, 65536, 100 << 20)
     ]  # fmt: skip
+    svg = "{http://www.w3.org/2000/svg}"
     picture = ElementTree.fromstring(draw(rows))
-    lines = picture.findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 5
-    texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"all_reduce, 2 ranks, websocket", "time over size (dashed: gloo)"} <= texts
-    assert "predicted over measured time" in texts
+    lines = picture.findall(f".//{svg}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [3, 3, 3, 3]
+    texts = {text.text for text in picture.iter(f"{svg}text")}
+    assert {"all-reduce, 2 ranks, WebSocket", "Unisono", "gloo", "MPICH"} <= texts
+    assert "predicted ÷ measured time" in texts
+    bare = [row | {"predicted_seconds": None, "peers": {}} for row in rows]
+    assert len(ElementTree.fromstring(draw(bare)).findall(f".//{svg}polyline")) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"ranks": 4, "nodes": 4, "link": "websocket"}, "4 ranks, WebSocket"),
+        ({"ranks": 4, "nodes": 1, "link": "shm"}, "4 ranks, shared memory"),
+        (
+            {"ranks": 4, "nodes": 2, "link": "shm+websocket", "topology": "2x2"},
+            "nodes of 2x2 ranks",
+        ),
+        ({"ranks": 2, "nodes": 2, "bandwidth": 1e9}, "2 ranks, WebSocket, 1 Gbit/s"),
+        ({"ranks": 2, "nodes": 2, "delay": 0.05}, "2 ranks, WebSocket, round trip 50 ms"),
+    ],
+)
+def test_cases_are_told_apart_by_their_titles(row: dict[str, Any], expected: str) -> None:
+    """A title says all in which rows of one picture are alike."""
+    assert title(ROW | row) == f"all-reduce, {expected}"
+
+
+@pytest.mark.parametrize("text", ["[]", '{"schema": "unisono.bench/0"}', '{"rows": []}', "{"])
+def test_other_files_are_not_drawn(tmp_path: Path, text: str) -> None:
+    """What is no result of this version of the benchmark is named."""
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    command = [sys.executable, "-m", "unisono.cli", "bench", "plot", str(path)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode != 0
+    assert str(path) in done.stderr
 
 
 def replace_latency(seconds: float) -> Link:

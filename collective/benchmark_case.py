@@ -1,0 +1,69 @@
+"""One operation on tensors of one size, as ``unisono bench`` has it carried out and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+#: operations, and bus over algorithm bandwidth by ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+}
+#: operations between each rank's part and the whole tensor
+_SHARED_OUT = ("all_gather", "reduce_scatter")
+
+
+class Case:
+    """The float32 tensors of one operation on one rank.
+
+    Attributes:
+        operation: a key of `BUS_FACTOR`.
+        tensor: flat; what the operation works on in place, or the whole of what ranks share out.
+        part: this rank's part of an all-gather or a reduce-scatter, else empty.
+    """
+
+    def __init__(self, operation: str, nbytes: int, rank: int, size: int) -> None:
+        count = max(1, nbytes // 4)
+        share = (count + size - 1) // size if operation in _SHARED_OUT else 0
+        self.operation = operation
+        self.nbytes = count * 4
+        self.tensor = torch.empty(share * size or count, dtype=torch.float32)
+        self.part = torch.empty(share, dtype=torch.float32)
+        self._rank = rank
+        self._size = size
+
+    def fill(self) -> None:
+        """Put in values that float32 adds exactly, other ones on each rank."""
+        self.tensor.copy_(self._ramp() * (self._rank + 1))
+        self.part.fill_(self._rank + 1)
+
+    def clear(self) -> None:
+        """Put in zeros: their sums stay zeros, however often they are added."""
+        self.tensor.zero_()
+        self.part.zero_()
+
+    def right(self) -> bool:
+        """Whether this rank has what the operation makes of `fill`'s values."""
+        rank, size, ramp = self._rank, self._size, self._ramp()
+        total = size * (size + 1) // 2
+        match self.operation:
+            case "all_reduce":
+                return torch.equal(self.tensor, ramp * total)
+            case "broadcast":
+                return torch.equal(self.tensor, ramp)
+            case "reduce":
+                return rank != 0 or torch.equal(self.tensor, ramp * total)
+            case "all_gather":
+                blocks = torch.arange(1, size + 1).repeat_interleave(self.part.numel())
+                return torch.equal(self.tensor, blocks.float())
+            case _:
+                start = rank * self.part.numel()
+                return torch.equal(self.part, ramp[start : start + self.part.numel()] * total)
+
+    def _ramp(self) -> torch.Tensor:
+        return (torch.arange(self.tensor.numel()) % 1000).float()

@@ -1,0 +1,139 @@
+"""Where ``unisono bench`` puts its ranks: how many nodes there are, and how many ranks on each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+
+__all__ = ["LINKS", "Layout", "layouts"]
+
+LINKS = ("websocket", "shm")
+#: all of them run on this machine
+MAX_RANKS = 64
+_FORMS = (
+    "write flat (one rank per node, see --ranks), 2x2 (nodes × ranks of each), "
+    "or the ranks of each node such as 1,4,2"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes on this machine, real as network namespaces or told apart by their names only.
+
+    Attributes:
+        text: as it was asked for, such as `flat` or `2x2`.
+        nodes: the ranks of each node, which are numbered node by node.
+        link: `websocket` for all pairs, `shm` for all pairs, or `shm+websocket`: shared memory
+            between ranks of a node, WebSocket between nodes.
+    """
+
+    text: str
+    nodes: tuple[int, ...]
+    link: str
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return sum(self.nodes)
+
+    @property
+    def equal(self) -> bool:
+        """Whether all nodes have equally many ranks."""
+        return len(set(self.nodes)) == 1
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """What a row of results says about it."""
+        return {"topology": self.text, "nodes": len(self.nodes), "link": self.link}
+
+    def node_of(self, rank: int) -> int:
+        """The number of a rank's node."""
+        return next(node for node, end in enumerate(accumulate(self.nodes)) if rank < end)
+
+    def environment(self, rank: int, *, hosts: bool) -> dict[str, str]:
+        """What a rank's environment says about its place.
+
+        Args:
+            rank: the rank.
+            hosts: whether each node is a host of its own.
+        """
+        node = self.node_of(rank)
+        found = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(rank - sum(self.nodes[:node])),
+            "LOCAL_WORLD_SIZE": str(self.nodes[node]),
+            "UNISONO_LINKS": "websocket" if self.link == "websocket" else "auto",
+        }
+        # without a host or a node to share, ranks have this machine's cores in common, and `auto`
+        # chooses for ranks of one machine
+        if hosts or (len(self.nodes) > 1 and max(self.nodes) > 1):
+            found["UNISONO_NODE"] = f"node{node}"
+        return found
+
+
+def layouts(topology: str, ranks: str | None, link: str | None) -> list[Layout]:
+    """The layouts that the options of a command ask for.
+
+    Args:
+        topology: `flat`, `2x2` or `1,4,2`.
+        ranks: numbers of ranks of `flat`, separated by commas; 2,4 if None.
+        link: one of `LINKS` for all pairs, or None for what the topology implies.
+
+    Raises:
+        ValueError: names the option and what it takes.
+    """
+    if link is not None and link not in LINKS:
+        raise ValueError(f"--link {link!r}: there are {' and '.join(LINKS)}")
+    if topology != "flat":
+        if ranks is not None:
+            raise ValueError(
+                f"--ranks {ranks} beside --topology {topology}, which says how many there are: "
+                "leave one of them out"
+            )
+        return [_of(topology, _nodes(topology), link)]
+    if link == "shm":
+        return [_of("flat", (number,), link) for number in _numbers("--ranks", ranks or "2,4")]
+    return [_of("flat", (1,) * number, link) for number in _numbers("--ranks", ranks or "2,4")]
+
+
+def _of(text: str, nodes: tuple[int, ...], link: str | None) -> Layout:
+    if sum(nodes) > MAX_RANKS:
+        raise ValueError(
+            f"{sum(nodes)} ranks are too many for one machine, at most {MAX_RANKS} are started: "
+            f"give --ranks or --topology fewer"
+        )
+    if link == "shm" and len(nodes) > 1:
+        raise ValueError(
+            f"--link shm beside --topology {text}: nodes share no memory; leave --link out, or "
+            f"take one node, such as 1x{sum(nodes)}"
+        )
+    if link is None:
+        if len(nodes) == 1 and text != "flat":
+            link = "shm"
+        else:
+            link = "websocket" if max(nodes) == 1 else "shm+websocket"
+    return Layout(text, nodes, link)
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    """The ranks of each node."""
+    match = re.fullmatch(r"([0-9]{1,4})[x×]([0-9]{1,4})", text, re.ASCII)
+    if match is not None:
+        nodes, each = int(match[1]), int(match[2])
+        if not nodes or not each:
+            raise ValueError(f"--topology {text!r}: at least one node, of at least one rank")
+        return (each,) * nodes
+    if re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})+", text, re.ASCII) is None:
+        raise ValueError(f"--topology {text!r}: {_FORMS}")
+    return tuple(_numbers("--topology", text))
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,4}", part, re.ASCII) and int(part) for part in parts):
+        raise ValueError(
+            f"{flag} {text!r}: expected numbers from 1 on, separated by commas, such as 2,4"
+        )
+    return [int(part) for part in parts]
