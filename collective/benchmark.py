@@ -226,8 +226,8 @@ def set_strategy(text: str) -> None:
 
 def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
-    kind = Kind(operation)
-    return str(resolve(parse(setting), kind) or world().chooser.choose(kind, nbytes))
+    kind, nodes = Kind(operation), tuple(dict.fromkeys(world().nodes))
+    return str(resolve(parse(setting), kind, nodes) or world().chooser.choose(kind, nbytes))
 
 
 if __name__ == "__main__":
