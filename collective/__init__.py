@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collective.peers import Peers, local_group
     from collective.reduction import ReduceOp
     from collective.rendezvous import init
+    from collective.shared_tensors import empty
     from collective.strategies.spelling import Flat, TwoLevel
     from collective.tensor_service import TensorService
     from collective.timing import log, phase, step
@@ -47,6 +48,7 @@ _HOMES = {
     "collective.reduction": ("ReduceOp",),
     "collective.peers": ("Peers", "local_group"),
     "collective.rendezvous": ("init",),
+    "collective.shared_tensors": ("empty",),
     "collective.strategies.spelling": ("Flat", "TwoLevel"),
     "collective.tensor_service": ("TensorService",),
     "collective.work": ("CollectiveTensor", "Work"),
@@ -71,6 +73,7 @@ __all__ = [
     "TensorService",
     "TwoLevel",
     "Work",
+    "empty",
     "init",
     "local_group",
     "log",

@@ -314,8 +314,7 @@ class Communicator:
         heard = self._heard[peer]
         heard.sequence = max(heard.sequence, header.sequence)
         if header.sequence < operation.sequence:
-            room = memoryview(bytearray(header.length))
-            return link.read_into(room)
+            return link.skip(header)
         descriptor = link.descriptor or b"{}"
         if header.sequence > operation.sequence:
             self._ahead = (operation.sequence, peer, header.sequence, descriptor)

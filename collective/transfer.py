@@ -10,7 +10,9 @@ import numpy as np
 
 from collective.descriptor import Descriptor
 from collective.errors import ProtocolError
-from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
+from collective.lanes import HomeLane, InLane, OutLane
+from collective.links import arena
+from collective.links.link import EndOfLink, frame_head
 from collective.links.wire import FrameKind, Header
 from collective.operation import LinkLost, Operation
 from collective.program import Part, Program
@@ -19,53 +21,8 @@ from collective.reduction import Array, Fold, Narrow
 if TYPE_CHECKING:
     from collective.communicator import Communicator
 
-
-class _OutLane:
-    """What this rank sends to one peer, in order."""
-
-    __slots__ = ("flying", "link", "offset", "parts", "peer", "place", "segment")
-
-    def __init__(self, peer: int, link: Outlet, parts: list[Part]) -> None:
-        self.peer = peer
-        self.link = link
-        self.parts = parts
-        self.place = 0
-        self.segment = 0
-        self.offset = 0
-        self.flying = False
-
-
-class _InLane:
-    """What this rank receives from one peer, in order."""
-
-    __slots__ = ("direct", "heard", "link", "offset", "parts", "peer", "place", "read", "room",
-                 "segment", "view")  # fmt: skip
-
-    def __init__(self, peer: int, link: Inlet, parts: list[Part]) -> None:
-        self.peer = peer
-        self.link = link
-        self.parts = parts
-        self.place = 0
-        self.segment = 0
-        self.offset = 0
-        self.heard = False
-        #: where the current segment's bytes go; None before its header was read
-        self.view: memoryview | None = None
-        self.room: Array | None = None
-        self.direct = False
-        self.read = False
-
-
-class _HomeLane:
-    """What stays on this rank: a part that leaves and the one that lands, in order."""
-
-    __slots__ = ("place", "receives", "segment", "sends")
-
-    def __init__(self, sends: list[Part], receives: list[Part]) -> None:
-        self.sends = sends
-        self.receives = receives
-        self.place = 0
-        self.segment = 0
+#: bytes of a payload from which on it is lent rather than copied: who lends waits for the reader
+LENT_FROM = 64 << 10
 
 
 class CollectiveOperation(Operation):
@@ -91,27 +48,32 @@ class CollectiveOperation(Operation):
         #: bytes of an element on the wire
         self._itemsizes = [2 if narrow is not None else array.itemsize for array in buffers]
         self._narrow = narrow
+        self._memory = arena.own()
+        #: by buffer: where it lies in the memory that this node's ranks share, if it does
+        self._shared: list[int | None] = [None] * len(buffers)
+        if self._memory is not None and narrow is None:
+            self._shared = [self._memory.find(array) for array in buffers]
         self._fold = fold
         self._left = [0] * len(program.sends)
         self._landed = [0] * len(program.receives)
         sends, receives = program.sends, program.receives
         self._out = [
-            _OutLane(peer, communicator.outlets[peer], [sends[index] for index in order])
+            OutLane(peer, communicator.outlets[peer], [sends[index] for index in order])
             for peer, order in program.outgoing.items()
             if peer != communicator.rank
         ]
         self._in = [
-            _InLane(peer, communicator.inlets[peer], [receives[index] for index in order])
+            InLane(peer, communicator.inlets[peer], [receives[index] for index in order])
             for peer, order in program.incoming.items()
             if peer != communicator.rank
         ]
         self._bundled = [lane for lane in self._out if lane.link.others]
         self._open = len(self._out) + len(self._in)
         self._unheard = len(self._in)
-        self._home: _HomeLane | None = None
+        self._home: HomeLane | None = None
         if communicator.rank in program.outgoing:
             self._open += 1
-            self._home = _HomeLane(
+            self._home = HomeLane(
                 [sends[index] for index in program.outgoing[communicator.rank]],
                 [receives[index] for index in program.incoming[communicator.rank]],
             )
@@ -122,14 +84,17 @@ class CollectiveOperation(Operation):
 
     def missing(self) -> list[int]:
         waiting = [lane.peer for lane in self._in if lane.place < len(lane.parts)]
-        return waiting or [lane.peer for lane in self._out if lane.place < len(lane.parts)]
+        return waiting or [lane.peer for lane in self._out if not lane.over]
 
     def phase(self) -> str:
-        lanes: list[_InLane | _OutLane] = [*self._in, *self._out]
+        lanes: list[InLane | OutLane] = [*self._in, *self._out]
         for lane in lanes:
             if lane.place < len(lane.parts):
                 part = lane.parts[lane.place]
                 return f"{part.phase or 'data'}, step {part.step}"
+        for out in self._out:
+            if out.lent:
+                return f"{out.lent[0][1].phase}, step {out.lent[0][1].step}"
         return "done"
 
     def advance(self) -> bool:
@@ -144,6 +109,8 @@ class CollectiveOperation(Operation):
         if self._home is not None:
             moved |= self._stay(self._home)
         for out in self._out:
+            if out.lent:
+                moved |= self._take_returned(out)
             if out.place < len(out.parts):
                 try:
                     moved |= self._send(out)
@@ -164,7 +131,7 @@ class CollectiveOperation(Operation):
             return all(landed[index] == len(receives[index].segments) for index in part.after_all)
         return True
 
-    def _send(self, lane: _OutLane) -> bool:
+    def _send(self, lane: OutLane) -> bool:
         link = lane.link
         moved = False
         while True:
@@ -176,15 +143,18 @@ class CollectiveOperation(Operation):
                     return moved  # the rest of a frame of an operation that was refused
                 start, stop = part.segments[lane.segment]
                 size = 0
-                payload = None
+                payload = place = None
                 if stop > start:
-                    if self._narrow is None:
-                        width = self._itemsizes[part.buffer]
+                    width = self._itemsizes[part.buffer]
+                    size = (stop - start) * width
+                    place = self._lendable(lane, part, start * width, size)
+                    if place is not None:
+                        pass  # the peer reads it where it lies
+                    elif self._narrow is None:
                         payload = self._views[part.buffer][start * width : stop * width]
                     else:
                         values = self._arrays[part.buffer][start:stop]
                         payload = self._narrow.pack(values, final=bool(part.after))
-                    size = len(payload)
                 first = lane.place == 0 and lane.segment == 0
                 head = frame_head(
                     FrameKind.DATA,
@@ -198,22 +168,51 @@ class CollectiveOperation(Operation):
                 lane.offset += size
                 self.sent += size + len(head)
                 lane.flying = True
-                gone = link.begin(head, payload)
+                if place is not None:
+                    lane.number = link.lend(head, place, size)
+                    gone = link.flush()
+                else:
+                    lane.number = -1
+                    gone = link.begin(head, payload)
             else:
                 gone = link.flush()
             if not gone:
                 return moved
             moved = True
             lane.flying = False
-            self._left[part.index] += 1
+            if lane.lent or lane.number >= 0:  # a part's segments are counted in order
+                lane.lent.append((lane.number, part))
+            else:
+                self._left[part.index] += 1
             lane.segment += 1
             if lane.segment == len(part.segments):
                 lane.segment = 0
                 lane.place += 1
                 if lane.place == len(lane.parts):
-                    if not link.others:  # else when all its connections are empty
+                    if not link.others and not lane.lent:  # else when all of it is gone
                         self._open -= 1
                     return True
+
+    def _lendable(self, lane: OutLane, part: Part, start: int, size: int) -> int | None:
+        """Where a segment lies in shared memory, if the peer can read it and that is worth it."""
+        if size < LENT_FROM or self._memory is None:
+            return None
+        place = self._shared[part.buffer]
+        if place is None or not lane.link.lends(self._memory):
+            return None
+        return place + start
+
+    def _take_returned(self, lane: OutLane) -> bool:
+        """Note what the peer has read; what was lent before it is back as well."""
+        returned = lane.link.returned
+        moved = False
+        while lane.lent and lane.lent[0][0] < returned:
+            _, part = lane.lent.popleft()
+            self._left[part.index] += 1
+            moved = True
+        if moved and lane.over:
+            self._open -= 1
+        return moved
 
     def _send_on(self) -> bool:
         """Send what links of several connections hold, also while their next part must wait."""
@@ -230,7 +229,7 @@ class CollectiveOperation(Operation):
 
     # -- staying ----------------------------------------------------------------------------
 
-    def _stay(self, lane: _HomeLane) -> bool:
+    def _stay(self, lane: HomeLane) -> bool:
         """Carry out local moves whose source is final and whose place nothing reads any more."""
         moved = False
         while lane.place < len(lane.sends):
@@ -267,7 +266,7 @@ class CollectiveOperation(Operation):
         left, sends = self._left, part.after_sends
         return not sends or all(left[index] > segment for index in sends)
 
-    def _receive(self, lane: _InLane) -> bool:
+    def _receive(self, lane: InLane) -> bool:
         link = lane.link
         moved = False
         while True:
@@ -334,7 +333,7 @@ class CollectiveOperation(Operation):
                     self._open -= 1
                     return True
 
-    def _fold_in_place(self, lane: _InLane, part: Part, start: int, stop: int) -> bool:
+    def _fold_in_place(self, lane: InLane, part: Part, start: int, stop: int) -> bool:
         """Fold from where the payload lies, if the link has it in memory."""
         payload = lane.link.whole()
         if payload is None:
@@ -345,10 +344,9 @@ class CollectiveOperation(Operation):
         data = np.frombuffer(payload, dtype=np.uint8)
         source = data.view(array.dtype) if self._narrow is None else self._narrow.unpack(data)
         self._fold(target, source, target)
-        lane.link.drop()
-        return True
+        return lane.link.drop()
 
-    def _check(self, lane: _InLane, header: Header, start: int, stop: int) -> None:
+    def _check(self, lane: InLane, header: Header, start: int, stop: int) -> None:
         if not lane.heard:
             lane.heard = True
             self.communicator.saw(lane.peer, self.sequence)
@@ -365,7 +363,10 @@ class CollectiveOperation(Operation):
             )
 
     def release(self) -> None:
-        """Give scratch memory back; for an operation that ends early."""
+        """For an operation that ends early: give scratch memory back, take back what was lent."""
+        for out in self._out:
+            if out.lent or out.flying:
+                out.link.take_back()
         for lane in self._in:
             if lane.room is not None:
                 self.communicator.engine.give_room(lane.room)

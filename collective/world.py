@@ -15,11 +15,12 @@ from collective import diagnosis
 from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.errors import ProtocolError, RendezvousFailed
-from collective.links import shared_memory
+from collective.links import shared_handshake
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, wanted
 from collective.links.endpoint import SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.listener import Admission, Doorman, Listener, dial
+from collective.links.shared_memory import SharedInlet, SharedOutlet
 from collective.links.wire import FrameKind
 from collective.messages import LinkRequest
 from collective.tensor_server import TensorServer
@@ -83,7 +84,7 @@ class World:
         self._shared_listener: Listener | None = None
         if self._neighbours:
             ((where, _),) = self._near(rank)
-            listening = shared_memory.listen(where)
+            listening = shared_handshake.listen(where)
             self._shared_listener = Listener(admission, doorman, [listening], rank)
         _worlds.add(self)
 
@@ -142,7 +143,7 @@ class World:
                 )
                 opened.append(sock)
                 if near:
-                    shared[peer] = sock, shared_memory.offer(sock, self.engine.bell)
+                    shared[peer] = sock, shared_handshake.offer(sock, self.engine.bell)
                     continue
                 more = self._dial_more(name, ranks, peer, sock, deadline, labels[peer], opened)
                 endpoint = SocketEndpoint(sock, lost_after=_SILENCE)
@@ -151,16 +152,16 @@ class World:
             opened += [sock for sock, _ in claimed.values()]
             for peer, (sock, unread) in claimed.items():
                 if sock.family == socket.AF_UNIX:
-                    memory, bell = shared_memory.take(sock, self.engine.bell, deadline)
-                    outlets[peer] = shared_memory.SharedOutlet(sock, memory, bell, unread)
+                    memory, bell = shared_handshake.take(sock, self.engine.bell, deadline)
+                    outlets[peer] = SharedOutlet(sock, memory, bell, unread)
                 else:
                     endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
                     outlets[peer] = Outlet(endpoint, unread)
             # only now: whoever hands its bell over has claimed, and so has dialled before
             while shared:
                 peer = next(iter(shared))
-                bell = shared_memory.take_bell(shared[peer][0], deadline)
-                inlets[peer] = shared_memory.SharedInlet(*shared.pop(peer), bell)
+                bell = shared_handshake.take_bell(shared[peer][0], deadline)
+                inlets[peer] = SharedInlet(*shared.pop(peer), bell)
             for inlet in inlets.values():
                 connections = 1 + len(inlet.others) if inlet.others else 0
                 inlet.say(FrameKind.HELLO, self._admission.epoch, connections)
@@ -250,7 +251,7 @@ class World:
         """Where a rank of this node takes shared-memory links."""
         own = self._admission
         world = f"{own.job} {own.attempt} {self._name}"
-        return ((shared_memory.address(own.secret, world, own.epoch, rank), 0),)
+        return ((shared_handshake.address(own.secret, world, own.epoch, rank), 0),)
 
     def _await_greetings(
         self, outlets: dict[int, Outlet], deadline: float, labels: Sequence[str]

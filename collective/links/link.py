@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from collective.errors import ProtocolError
 from collective.links.endpoint import Buffer, Endpoint, SocketEndpoint
@@ -22,6 +23,9 @@ from collective.links.wire import (
     unmask,
     unmasked,
 )
+
+if TYPE_CHECKING:
+    from collective.links.arena import Arena
 
 #: what is read ahead of a payload's own place, in bytes
 STAGING = 16 << 10
@@ -67,6 +71,26 @@ class Outlet:
         """Start a frame, whose header (with the WebSocket's) is `head`; whether it is gone."""
         self._flight = [head] if payload is None or not len(payload) else [head, payload]
         return self.flush()
+
+    def lends(self, memory: Arena) -> bool:
+        """Whether the peer can read `memory` where it is, so that `lend` may be called."""
+        return False
+
+    def lend(self, head: bytes, offset: int, size: int) -> int:
+        """Make a frame whose payload the peer reads where it lies, for `flush`; its number.
+
+        Only where `lends` said so.  What lies there must stay until `returned` is greater than
+        the number, or until `take_back`.
+        """
+        raise NotImplementedError
+
+    @property
+    def returned(self) -> int:
+        """How many of all frames the peer has read."""
+        raise NotImplementedError
+
+    def take_back(self) -> None:
+        """What was lent and not returned will change: its operation is over."""
 
     def flush(self) -> bool:
         """Send on; True when nothing is on its way any more.
@@ -333,9 +357,17 @@ class Inlet:
         """
         return None
 
-    def drop(self) -> None:
-        """Done with what `whole` gave."""
+    def drop(self) -> bool:
+        """Done with what `whole` gave; False if its owner took it back meanwhile.
+
+        Then it may have been something else that was read, and the frame's operation is over at
+        its owner, whose word of that is under way.
+        """
         raise NotImplementedError
+
+    def skip(self, header: Header) -> bool:
+        """Pass over the current frame; whether that is done."""
+        return self.read_into(memoryview(bytearray(header.length)))
 
     def say(self, kind: FrameKind, epoch: int, sequence: int = 0, body: bytes = b"") -> None:
         """Send a control frame back, now or as soon as the socket takes it.

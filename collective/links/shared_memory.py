@@ -7,6 +7,9 @@ receiver can fold straight from the sender's slot.  Each side rings the other's 
 that the engine polls beside its sockets, after every slot filled or emptied.  Control and the end
 of a peer come over the Unix socket.
 
+Where a payload lies in memory that both share already (`collective.links.arena`), the slot says
+only where, and the receiver reads it there.  The sender gets it back when the slot is emptied.
+
 One writer and one reader share two counters, each written by one side as a single aligned word;
 the system call that rings a bell orders the memory before it (x86 and arm64 Linux).
 """
@@ -14,15 +17,14 @@ the system call that rings a bell orders the memory before it (x86 and arm64 Lin
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import mmap
 import os
 import socket
-import time
 
 import numpy as np
 
-from collective.errors import ProtocolError, RendezvousFailed
+from collective.errors import ProtocolError
+from collective.links.arena import NAME, Arena, Borrowed, borrow
 from collective.links.endpoint import SocketEndpoint
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import HEADER, HEADER_SIZE, Header, parse_head
@@ -32,12 +34,16 @@ from collective.reduction import Array
 #: slots per link: one in the making, one in use, and some for small messages in a row
 SLOTS = 4
 _PAGE = 4096
-#: a slot's head: two lengths (8 bytes each), then the frame's bytes before its payload
+#: a slot's head: two lengths and, for a payload that lies elsewhere, 1 + its place there (8 bytes
+#: each), then the frame's bytes before its payload
 _HEAD = _PAGE
+_WORDS = 24
 _SLOT = _HEAD + SEGMENT
 SIZE = _PAGE + SLOTS * _SLOT
 #: indexes of the counters, in words of eight bytes; each in a cache line of its own
 _FILLED, _EMPTIED = 0, 8
+#: where it stands below which number of a frame the sender has taken back what it lent
+_TAKEN_BACK = 16
 
 
 class _Ring:
@@ -73,78 +79,6 @@ def make_memory() -> int:
     return descriptor
 
 
-def address(secret: str, world: str, epoch: int, rank: int) -> str:
-    """The abstract Unix address at which `rank` (of the world) takes shared-memory links.
-
-    It can only be known with the secret, and differs between the worlds of one machine.
-    """
-    digest = hashlib.sha256(f"{secret} {world} {epoch} {rank}".encode()).hexdigest()
-    return f"\0unisono-{digest[:40]}"
-
-
-def listen(where: str) -> socket.socket:
-    """A listening Unix socket at an abstract address."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(where)
-        sock.listen(256)
-    except OSError as error:
-        sock.close()
-        raise RendezvousFailed(f"cannot listen for ranks of this node: {error}") from error
-    return sock
-
-
-def offer(sock: socket.socket, bell: int) -> int:
-    """At the dialler, the receiver: make the memory, hand it and the own bell over.
-
-    Returns:
-        The memory's descriptor.
-    """
-    memory = make_memory()
-    _hand_over(sock, b"m", [memory, bell], made=[memory])
-    return memory
-
-
-def take(sock: socket.socket, bell: int, deadline: float) -> tuple[int, int]:
-    """At the dialled side, the sender: the memory and the peer's bell; the own bell goes back."""
-    memory, peer_bell = _receive(sock, 2, deadline)
-    _hand_over(sock, b"b", [bell], made=[memory, peer_bell])
-    return memory, peer_bell
-
-
-def _hand_over(sock: socket.socket, tag: bytes, descriptors: list[int], made: list[int]) -> None:
-    """Send descriptors; where the peer is gone, close those that were made for it."""
-    try:
-        socket.send_fds(sock, [tag], descriptors)
-    except OSError as error:
-        for descriptor in made:
-            os.close(descriptor)
-        raise EndOfLink(str(error)) from error
-
-
-def take_bell(sock: socket.socket, deadline: float) -> int:
-    """At the dialler: the bell of the sender."""
-    (bell,) = _receive(sock, 1, deadline)
-    return bell
-
-
-def _receive(sock: socket.socket, count: int, deadline: float) -> list[int]:
-    sock.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        data, descriptors, _, _ = socket.recv_fds(sock, 1, count)
-    except TimeoutError:
-        raise RendezvousFailed("a rank of this node connected but said nothing") from None
-    except OSError as error:
-        raise EndOfLink(str(error)) from error
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    if not data or len(descriptors) != count:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise EndOfLink("a rank of this node ended while it connected")
-    return list(descriptors)
-
-
 class SharedOutlet(Outlet):
     """The sending end over shared memory."""
 
@@ -157,17 +91,40 @@ class SharedOutlet(Outlet):
         super().__init__(SocketEndpoint(sock), unread)
         self._ring = _Ring(memory)
         os.close(memory)
+        self._socket = sock
         self._peer_bell = peer_bell
         self._filled = 0
-        self._frame: tuple[bytes, memoryview | None] | None = None
+        #: head, payload, and 1 + its place where it is lent
+        self._frame: tuple[bytes, memoryview | None, int, int] | None = None
+        self._handed_over: Arena | None = None
 
     @property
     def idle(self) -> bool:
         return self._frame is None
 
     def begin(self, head: bytes, payload: memoryview | None) -> bool:
-        self._frame = (head, payload)
+        self._frame = (head, payload, 0 if payload is None else len(payload), 0)
         return self.flush()
+
+    def lends(self, memory: Arena) -> bool:
+        if self._handed_over is not memory:
+            try:
+                socket.send_fds(self._socket, [memory.name], [memory.descriptor])
+            except OSError:
+                return False  # full, or the peer is gone, which is noticed where it is read
+            self._handed_over = memory
+        return True
+
+    def lend(self, head: bytes, offset: int, size: int) -> int:
+        self._frame = (head, None, size, 1 + offset)
+        return self._filled
+
+    @property
+    def returned(self) -> int:
+        return self._ring.words[_EMPTIED]
+
+    def take_back(self) -> None:
+        self._ring.words[_TAKEN_BACK] = self._filled + (self._frame is not None)
 
     def flush(self) -> bool:
         if self._frame is None:
@@ -180,19 +137,18 @@ class SharedOutlet(Outlet):
                 raise EndOfLink("the peer's end of the shared memory is closed")
             self.writable = False
             return False
-        head, payload = self._frame
+        head, payload, size, lent = self._frame
         start = ring.slot(self._filled)
-        size = 0 if payload is None else len(payload)
-        ring.words[start >> 3] = len(head)
-        ring.words[(start >> 3) + 1] = size
-        ring.view[start + 16 : start + 16 + len(head)] = head
+        words = start >> 3
+        ring.words[words], ring.words[words + 1], ring.words[words + 2] = len(head), size, lent
+        ring.view[start + _WORDS : start + _WORDS + len(head)] = head
         if payload is not None:
             place = start + _HEAD
             ring.bytes[place : place + size] = np.frombuffer(payload, dtype=np.uint8)
         self._filled += 1
         ring.words[_FILLED] = self._filled
         self._frame = None
-        self.sent += len(head) + size
+        self.sent += len(head) + (0 if lent else size)
         os.eventfd_write(self._peer_bell, 1)
         return True
 
@@ -213,9 +169,14 @@ class SharedInlet(Inlet):
         super().__init__(SocketEndpoint(sock))
         self._ring = _Ring(memory)
         os.close(memory)
+        self._socket = sock
         self._peer_bell = peer_bell
         self._emptied = 0
         self._current: Header | None = None
+        #: where the current payload lies, and whether that is the sender's own memory
+        self._payload = memoryview(b"")
+        self._lent = False
+        self._borrowed: Borrowed | None = None
 
     def header(self) -> Header | None:
         if self._current is not None:
@@ -228,9 +189,9 @@ class SharedInlet(Inlet):
             return None
         start = ring.slot(self._emptied)
         length = ring.words[start >> 3]
-        if not HEADER_SIZE < length <= _HEAD - 16:
+        if not HEADER_SIZE < length <= _HEAD - _WORDS:
             raise ProtocolError(f"a frame with a head of {length} bytes in shared memory")
-        view = ring.view[start + 16 : start + 16 + length]
+        view = ring.view[start + _WORDS : start + _WORDS + length]
         try:
             head = parse_head(view)
         except ValueError as error:
@@ -248,31 +209,68 @@ class SharedInlet(Inlet):
             bytes(view[head.size + HEADER_SIZE :]) if header.descriptor_length else b""
         )
         self.received += length + header.length
+        place = ring.words[(start >> 3) + 2]
+        self._lent = place > 0
+        if self._lent:
+            self._payload = self._borrow(place - 1, header.length)
+        else:
+            self._payload = ring.view[start + _HEAD : start + _HEAD + header.length]
         self._current = header
         return header
 
+    def _borrow(self, offset: int, length: int) -> memoryview:
+        """A piece of the sender's memory, whose descriptor came before the first mention of it."""
+        if self._borrowed is None:
+            try:
+                name, descriptors, _, _ = socket.recv_fds(self._socket, NAME, 1)
+            except OSError as error:
+                raise ProtocolError(f"a peer lends memory that it did not share: {error}") from None
+            if len(descriptors) != 1:
+                raise ProtocolError("a peer lends memory that it did not share")
+            self._borrowed = borrow(name, descriptors[0])
+        if offset + length > self._borrowed.size:
+            raise ProtocolError(
+                f"a peer lends {length} bytes at {offset} of {self._borrowed.size} bytes"
+            )
+        return self._borrowed.view[offset : offset + length]
+
+    def _gone(self) -> bool:
+        """Whether the current payload is lent and was taken back."""
+        return self._lent and self._ring.words[_TAKEN_BACK] > self._emptied
+
     def whole(self) -> memoryview | None:
-        assert self._current is not None
-        start = self._ring.slot(self._emptied) + _HEAD
-        return self._ring.view[start : start + self._current.length]
+        return None if self._gone() else self._payload
 
     def read_into(self, view: memoryview) -> bool:
         assert self._current is not None
-        length = self._current.length
-        if length:
-            start = self._ring.slot(self._emptied) + _HEAD
-            np.frombuffer(view, dtype=np.uint8)[:] = self._ring.bytes[start : start + length]
-        self.drop()
+        if self._current.length and not self._gone():
+            np.frombuffer(view, dtype=np.uint8)[:] = np.frombuffer(self._payload, dtype=np.uint8)
+        return self.drop()
+
+    def drop(self) -> bool:
+        if self._lent:
+            # what was read is read before the look at the word: a system call orders them
+            os.eventfd_write(self._peer_bell, 1)
+            if self._gone():
+                return False
+        self._pass()
         return True
 
-    def drop(self) -> None:
+    def skip(self, header: Header) -> bool:
+        self._pass()
+        return True
+
+    def _pass(self) -> None:
         self._current = None
+        self._payload = memoryview(b"")
         self._emptied += 1
         self._ring.words[_EMPTIED] = self._emptied
         os.eventfd_write(self._peer_bell, 1)
 
     def close(self) -> None:
         super().close()
+        self._payload = memoryview(b"")
+        self._borrowed = None
         if self._peer_bell >= 0:
             self._ring.close()
             os.close(self._peer_bell)

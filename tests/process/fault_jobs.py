@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from resources import descriptors, resident, threads
 
-from collective import compiled
+import collective
+from collective import compiled, transfer
 from collective.errors import CollectiveError
 from collective.group import Group
 from collective.links.link import Outlet
@@ -30,6 +31,8 @@ from collective.world import Peer
 
 _group: Group | None = None
 _segment = compiled.SEGMENT
+_lent_from = transfer.LENT_FROM
+_lent = False
 
 
 def group() -> Group:
@@ -39,10 +42,15 @@ def group() -> Group:
 
 def join(
     where: list[str], epoch: int, strategy: str = "auto", shared: bool = True,
-    segment: int | None = None,
+    segment: int | None = None, lent: bool = False,
 ) -> None:  # fmt: skip
-    """Make the group of an epoch; with a length of segments in bytes, of all ranks alike."""
-    global _group
+    """Make the group of an epoch; with a length of segments in bytes, of all ranks alike.
+
+    With `lent`, tensors are in shared memory, and are read there however small.
+    """
+    global _group, _lent
+    _lent = lent
+    transfer.LENT_FROM = 1 if lent else _lent_from
     compiled.SEGMENT = segment or _segment
     compiled._chunked_cached.cache_clear()
     compiled._listed_cached.cache_clear()
@@ -84,6 +92,7 @@ class Injector:
         if event == "sent":
             for link in (Outlet, SharedOutlet):
                 self._patch(link, "begin", self._sending)
+            self._patch(SharedOutlet, "lend", lambda *_: self._count())
         else:
             self._patch(CollectiveOperation, "_check", lambda *_: self._count())
 
@@ -134,7 +143,7 @@ def reduce_and_meet(culprit: int, event: str, at: int | None, count: int) -> See
     start = time.monotonic()
     here = group()
     injector = Injector(event, at) if here.rank == culprit else None
-    tensor = torch.arange(count, dtype=torch.float64) * (here.rank + 1)
+    tensor = _own(torch.arange(count, dtype=torch.float64) * (here.rank + 1))
     try:
         here.all_reduce(tensor)
         n = here.size
@@ -195,8 +204,13 @@ def random_operations(seed: int, rounds: int, victim: int | None) -> Seen:
     return seen
 
 
+def _own(values: torch.Tensor) -> torch.Tensor:
+    """The same values, where the group's tensors are to be."""
+    return collective.empty(values.shape, values.dtype).copy_(values) if _lent else values
+
+
 def _values(rank: int, count: int, index: int) -> torch.Tensor:
-    return (torch.arange(count, dtype=torch.float64) + index) * (rank + 1)
+    return _own((torch.arange(count, dtype=torch.float64) + index) * (rank + 1))
 
 
 def _total(here: Group, count: int, index: int) -> torch.Tensor:
@@ -268,7 +282,8 @@ class Held:
 
 
 def held() -> Held:
+    collective.empty(1)  # whose file stays open, in each process that ever made one
     with open("/proc/self/maps") as file:
-        maps = sum("memfd:unisono" in line for line in file)
+        maps = sum("memfd:unisono" in line for line in file) - 1
     kinds = sorted(what.partition(":")[0] for what in descriptors().values())
     return Held(kinds, threads(), maps, resident())

@@ -26,9 +26,12 @@ class Cluster:
         self.epoch = 0
         self._where = addresses(4)
 
-    def join(self, strategy: str = "auto", *, shared: bool = True, segment: int = 0) -> None:
+    def join(
+        self, strategy: str = "auto", *, shared: bool = True, segment: int = 0, lent: bool = False
+    ) -> None:
         self.epoch += 1
-        self.ranks.run(jobs.join, self._where, self.epoch, strategy, shared, segment, timeout=30)
+        how = (self._where, self.epoch, strategy, shared, segment, lent)
+        self.ranks.run(jobs.join, *how, timeout=30)
 
     def leave(self, dead: int | None = None) -> None:
         """Close the group on all ranks that live, and replace the one that does not."""
@@ -68,29 +71,30 @@ def check_survivors(found: list[object], victim: int, done: int | None = None) -
     return told
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["sockets", "shared memory"])
+@pytest.mark.parametrize("link", ["sockets", "shared memory", "shared tensors"])
 @pytest.mark.parametrize(
     ("strategy", "victims"),
     [("ring", [2]), ("tree:2", [0, 1, 3]), ("double_tree", [1]), ("halving_doubling", [3])],
     ids=["ring", "tree", "double_tree", "halving_doubling"],
 )
 def test_a_peer_is_killed_at_every_single_step(
-    cluster: Cluster, strategy: str, victims: list[int], shared: bool
+    cluster: Cluster, strategy: str, victims: list[int], link: str
 ) -> None:
     """Whichever frame a rank dies in, all others raise with its name, or had the right sum."""
     elements = 64  # of 8 bytes: a ring has two segments per chunk, a tree two in all
     segment = 64 if strategy == "ring" else 256
+    shared, lent = link != "sockets", link == "shared tensors"
     cases = 0
     for victim in victims:
         for event in ("sent", "received"):
-            cluster.join(strategy, shared=shared, segment=segment)
+            cluster.join(strategy, shared=shared, segment=segment, lent=lent)
             counted = cluster.ranks.run(jobs.reduce_and_meet, victim, event, None, elements)
             assert all(seen.right == 2 and not seen.wrong for seen in counted), counted
             frames = counted[victim].frames
             assert frames >= 2
             cluster.leave()
             for at in range(1, frames + 1):
-                cluster.join(strategy, shared=shared, segment=segment)
+                cluster.join(strategy, shared=shared, segment=segment, lent=lent)
                 found = cluster.ranks.outcomes(
                     jobs.reduce_and_meet, victim, event, at, elements, timeout=2 * SOON
                 )
@@ -112,7 +116,7 @@ def soak(cluster: Cluster, seconds: float, seed: int) -> int:
         strategy = shared.choice(
             ["auto", "ring", "tree:2", "centralized", "local=ring,between=ring"]
         )
-        cluster.join(strategy, shared=shared.random() < 0.7)
+        cluster.join(strategy, shared=shared.random() < 0.7, lent=shared.random() < 0.5)
         victim = shared.choice([None, 1, 2, 3, 1, 2, 3])
         found = cluster.ranks.outcomes(
             jobs.random_operations, shared.randrange(1 << 30), 12, victim, timeout=40

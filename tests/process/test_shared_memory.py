@@ -18,7 +18,7 @@ from ranks import RankPool
 from resources import descriptors
 
 from collective.errors import ProtocolError
-from collective.links import shared_memory
+from collective.links import arena, shared_handshake, shared_memory
 from collective.links.link import EndOfLink, frame_head
 from collective.links.shared_memory import SLOTS, SharedInlet, SharedOutlet
 from collective.links.wire import FrameKind
@@ -48,14 +48,15 @@ class Link:
 
 @pytest.fixture
 def link() -> Iterator[Link]:
+    arena.make_own()  # which stays, once made
     gc.collect()
     before = descriptors()
     one, two = socket.socketpair()
     bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
     deadline = time.monotonic() + 5
-    memory = shared_memory.offer(two, bells[1])
-    theirs, receiver_bell = shared_memory.take(one, bells[0], deadline)
-    sender_bell = shared_memory.take_bell(two, deadline)
+    memory = shared_handshake.offer(two, bells[1])
+    theirs, receiver_bell = shared_handshake.take(one, bells[0], deadline)
+    sender_bell = shared_handshake.take_bell(two, deadline)
     two.setblocking(False)
     outlet = SharedOutlet(one, theirs, receiver_bell)
     inlet = SharedInlet(two, memory, sender_bell)
@@ -118,6 +119,75 @@ def test_what_was_sent_before_the_end_is_read_before_it(link: Link) -> None:
     link.inlet.read_into(memoryview(room))
     assert bytes(room) == b"last words"
     with pytest.raises(EndOfLink):
+        link.inlet.header()
+
+
+def test_what_is_lent_is_read_where_it_lies_and_comes_back(link: Link) -> None:
+    """A lent payload takes no slot's room; its number is passed when the receiver dropped it."""
+    memory = arena.make_own()
+    room = memory.take(5000)
+    room[:5000] = 7
+    place = memory.find(room[1000:])
+    assert place is not None
+    assert link.outlet.lends(memory)
+    number = link.outlet.lend(frame_head(FrameKind.DATA, 1, 9, 0, 4000, 7), place, 4000)
+    assert link.outlet.flush()
+    link.inlet.readable = True
+    header = link.inlet.header()
+    assert header is not None
+    whole = link.inlet.whole()
+    assert whole is not None
+    assert bytes(whole) == b"\x07" * 4000
+    room[1000] = 8
+    assert whole[0] == 8, "no copy was made"
+    assert link.outlet.returned <= number
+    assert link.inlet.drop()
+    assert link.outlet.returned > number
+    assert link.outlet.sent < 1000
+
+
+def test_what_was_taken_back_is_never_given_as_the_payload(link: Link) -> None:
+    """Who lends may change the memory after taking it back: a reader is told, before and after."""
+    memory = arena.make_own()
+    room = memory.take(4096)
+    place = memory.find(room)
+    assert place is not None
+    assert link.outlet.lends(memory)
+    for sequence in (1, 2):
+        head = frame_head(FrameKind.DATA, 1, sequence, 0, 4096, 7)
+        link.outlet.lend(head, place, 4096)
+        assert link.outlet.flush()
+    link.inlet.readable = True
+    header = link.inlet.header()
+    assert header is not None
+    whole = link.inlet.whole()
+    assert whole is not None
+    link.outlet.take_back()
+    assert not link.inlet.drop(), "it may have been read too late"
+    assert link.inlet.whole() is None
+    assert not link.inlet.read_into(memoryview(bytearray(4096)))
+    for sequence in (1, 2):
+        header = link.inlet.header()
+        assert header is not None
+        assert header.sequence == sequence
+        assert link.inlet.skip(header)
+    assert link.send(b"later", sequence=3), "frames of later operations are good"
+    header = link.inlet.header()
+    assert header is not None
+    room_for_it = bytearray(5)
+    assert link.inlet.read_into(memoryview(room_for_it))
+    assert bytes(room_for_it) == b"later"
+
+
+@pytest.mark.parametrize("place", [1 << 60, 1])
+def test_a_place_that_was_never_shared_is_an_error(link: Link, place: int) -> None:
+    """A frame that speaks of memory beyond what was handed over, or of none, is refused."""
+    if place > 1:
+        assert link.outlet.lends(arena.make_own())
+    link.outlet.lend(frame_head(FrameKind.DATA, 1, 1, 0, 4096, 7), place, 4096)
+    assert link.outlet.flush()
+    link.inlet.readable = True
+    with pytest.raises(ProtocolError, match="lends"):
         link.inlet.header()
 
 
