@@ -47,7 +47,8 @@ class ReducingCalls(Issuing):
             timeout: seconds; the group's by default.
 
         Raises:
-            Refused: dtype, reduction or layout has no right answer; nothing was changed.
+            Refused: dtype, reduction or layout has no right answer, here (nothing was changed) or on
+                another rank (a contribution of up to 64 KiB is as it was, a larger one undefined).
             CollectiveError: the operation failed; the group cannot be used any more.
         """
         with self._checking(Kind.ALL_REDUCE):
@@ -55,7 +56,7 @@ class ReducingCalls(Issuing):
             check_tensor(tensor, "the tensor", written=True)
             check_reduction(op, tensor.dtype, prescale)
         buffer = Buffer(tensor, widen=True)
-        array = buffer.array
+        array, undo = buffer.array, buffer.undo()
         short = is_widened(tensor.dtype) and prescale is None
         schedule, strategy = self._schedule(Kind.ALL_REDUCE, tensor.nbytes, originals=short)
         program = chunked(schedule, self.rank, array.size, array.itemsize)
@@ -72,7 +73,7 @@ class ReducingCalls(Issuing):
         return self._issue(
             Kind.ALL_REDUCE, strategy, program, (array,), tensor, tensor.nbytes, async_op, timeout,
             dtype=tensor.dtype, shape=tuple(tensor.shape), reduction=op.value, prescale=prescale,
-            fold=fold_of(op, tensor.dtype), narrow=narrow, epilogue=epilogue,
+            fold=fold_of(op, tensor.dtype), narrow=narrow, epilogue=epilogue, undo=undo,
         )  # fmt: skip
 
     def reduce(
@@ -100,7 +101,7 @@ class ReducingCalls(Issuing):
             move.dst == self.rank and move.read.count for _, move in schedule.program(self.rank)
         )
         buffer = Buffer(tensor, widen=True, private=(folds or prescale is not None) and not here)
-        array = buffer.array
+        array, undo = buffer.array, buffer.undo() if here else None
         program = chunked(schedule, self.rank, array.size, array.itemsize)
         scale(array, prescale)
 
@@ -113,6 +114,7 @@ class ReducingCalls(Issuing):
             Kind.REDUCE, strategy, program, (array,), tensor, tensor.nbytes, async_op, timeout,
             dtype=tensor.dtype, shape=tuple(tensor.shape), root=dst, reduction=op.value,
             prescale=prescale, fold=fold_of(op, tensor.dtype), epilogue=epilogue if here else None,
+            undo=undo,
         )  # fmt: skip
 
     def reduce_scatter(

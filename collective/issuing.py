@@ -92,6 +92,7 @@ class Issuing(ABC):
         fold: Fold | None = None,
         narrow: Narrow | None = None,
         epilogue: Callable[[], Any] | None = None,
+        undo: Callable[[], Any] | None = None,
     ) -> Work:
         """Issue one collective.
 
@@ -104,6 +105,7 @@ class Issuing(ABC):
             async_op, timeout: those of the call.
             fold, narrow: how contributions are combined, and how they travel.
             epilogue: makes the result of what lies in the arrays at the end.
+            undo: makes the tensor what it was, if another rank refuses.
         """
         communicator = self._usable()
         descriptor = describe(
@@ -122,6 +124,7 @@ class Issuing(ABC):
             communicator, descriptor, limit, program, arrays, fold, narrow
         )
         operation.epilogue = epilogue
+        operation.undo = undo
         later = self.asynchronous if async_op is None else async_op
         work = Work(self, kind.value, operation, result, nbytes, later)
         self._carry_out(operation, work)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collective.completions import pool
 from collective.descriptor import Descriptor
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, Refused
 
 if TYPE_CHECKING:
     from collective.communicator import Communicator
@@ -51,6 +51,8 @@ class Operation:
         self.finished = False
         self.error: BaseException | None = None
         self.epilogue: Callable[[], Any] | None = None
+        #: takes back what was done to the caller's tensor, when a rank refused the operation
+        self.undo: Callable[[], Any] | None = None
         #: called at once where the operation finishes; must be quick and must not wait
         self.on_finish_inline: Callable[[], object] | None = None
         self._event: threading.Event | None = None
@@ -87,6 +89,8 @@ class Operation:
                 self.epilogue()
             except Exception as failure:  # noqa: BLE001 — reported by the operation
                 error = failure
+        if self.undo is not None and isinstance(error, Refused):
+            self.undo()
         self.done_at = time.monotonic()
         with self._lock:
             if self.finished:
@@ -95,7 +99,7 @@ class Operation:
             self.finished = True
             event = self._event
             callbacks, self._callbacks = self._callbacks, []
-        self.epilogue = None
+        self.epilogue = self.undo = None
         if self.on_finish_inline is not None:
             try:
                 self.on_finish_inline()

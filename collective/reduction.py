@@ -18,6 +18,9 @@ import torch
 
 from collective.errors import Refused
 
+#: bytes up to which a contribution is kept until all ranks take part; copying so many costs little
+KEPT = 64 << 10
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Fold = Callable[[Array, Array, Array], object]
 
@@ -202,6 +205,13 @@ class Buffer:
             else:
                 self._shared = not (source.is_conj() or source.is_neg())
         self.array = host_array(source)
+
+    def undo(self) -> Callable[[], None] | None:
+        """What makes a tensor of up to `KEPT` bytes what it is now; None where nothing need be."""
+        if not self._shared or self.array.nbytes > KEPT:
+            return None
+        kept = self.array.copy()
+        return lambda: np.copyto(self.array, kept)
 
     def commit(self) -> None:
         """Write the array back into the tensor, cast once, unless it is the tensor's own memory."""

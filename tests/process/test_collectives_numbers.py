@@ -87,8 +87,8 @@ def test_an_expanded_output_is_refused_on_all_ranks_and_the_group_goes_on(
                 group.all_reduce(tensor)
             assert caught.value.rank in bad
             assert caught.value.operation == "all_reduce"
-            if group.rank in bad:
-                assert tensor.tolist()[:3] == [7.0] * min(size, 3), "unchanged"
+            if group.rank in bad or size <= 16384:
+                assert bool((tensor == 7.0).all()), "unchanged, as up to 64 KiB elsewhere"
             good = torch.full((1000,), float(group.rank + round_))
             group.all_reduce(good)
             n = group.size
