@@ -47,8 +47,8 @@ class ReducingCalls(Issuing):
             timeout: seconds; the group's by default.
 
         Raises:
-            Refused: dtype, reduction or layout has no right answer, here (nothing was changed) or on
-                another rank (a contribution of up to 64 KiB is as it was, a larger one undefined).
+            Refused: dtype, reduction or layout has no right answer, on this rank (nothing was
+                changed) or on another (what has up to 64 KiB is as it was, more is undefined).
             CollectiveError: the operation failed; the group cannot be used any more.
         """
         with self._checking(Kind.ALL_REDUCE):
