@@ -7,6 +7,7 @@ so that groups progress independently of which call came first.
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import sys
@@ -352,7 +353,9 @@ class Engine:
 
     def take_room(self) -> Array:
         """A scratch segment."""
-        return self._rooms.pop() if self._rooms else np.empty(SEGMENT, dtype=np.uint8)
+        if self._rooms:
+            return self._rooms.pop()
+        return np.frombuffer(mmap.mmap(-1, SEGMENT, flags=mmap.MAP_PRIVATE), dtype=np.uint8)
 
     def give_room(self, room: Array) -> None:
         """Give a scratch segment back."""
@@ -374,6 +377,7 @@ class Engine:
             self._thread.join(timeout=5.0)
         self._epoll.close()
         os.close(self._bell)
+        self._rooms.clear()
         _engines.discard(self)
 
     def _abandon(self) -> None:

@@ -29,10 +29,11 @@ class MemoryHall:
             waiting = self._ends.get((group, channel, source, target, mine))
             if waiting:
                 return waiting.popleft()
-            first, second = memory_pair()
+            outlet, inlet = memory_pair()
+            own, others = (outlet, inlet) if mine == source else (inlet, outlet)
             other = source if mine == target else target
-            self._ends.setdefault((group, channel, source, target, other), deque()).append(second)
-            return first
+            self._ends.setdefault((group, channel, source, target, other), deque()).append(others)
+            return own
 
 
 class MemoryWorld:
@@ -103,7 +104,7 @@ class MemoryWorld:
         label: str,
         check: Callable[[], None],
     ) -> Inlet:
-        near, far = memory_pair()
+        far, near = memory_pair()
         me = tuple(ranks).index(self.rank)
         self._hall.worlds[ranks[peer]].tensors.take(name, peer, me, Outlet(far))
         return Inlet(near)

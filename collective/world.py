@@ -369,7 +369,7 @@ def _neighbours(rank: int, peers: Sequence[Peer]) -> frozenset[int]:
 
 def _own_tensors(tensors: TensorServer, name: str, rank: int) -> Inlet:
     """A connection from a rank to itself."""
-    near, far = memory_pair()
+    far, near = memory_pair()
     tensors.take(name, rank, rank, Outlet(far))
     return Inlet(near)
 

@@ -6,6 +6,7 @@ socket, and a pair of rings in memory for threads of one process.
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import socket
@@ -111,7 +112,8 @@ class _Ring:
     def write(self, buffers: Sequence[Buffer]) -> int:
         capacity = self.capacity
         if not self.data:
-            self.data = memoryview(bytearray(capacity))
+            # not from the heap, which keeps for itself what links of a closed group had
+            self.data = memoryview(mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE))
         taken = 0
         for buffer in buffers:
             view = memoryview(buffer)
@@ -137,9 +139,15 @@ class _Ring:
             given += count
         return given
 
+    def drop(self) -> None:
+        """End, and free the memory: nobody reads any more what is in it."""
+        self.ended = True
+        self.data = memoryview(b"")
+        self.used = 0
+
 
 class MemoryEndpoint:
-    """One end of a pair of rings; `pair` makes both."""
+    """One end of a pair of rings; `memory_pair` makes both."""
 
     def __init__(self, outgoing: _Ring, incoming: _Ring, bell: int, peer_bell: int) -> None:
         self._out = outgoing
@@ -190,9 +198,10 @@ class MemoryEndpoint:
         if self._closed:
             return
         self._closed = True
-        for ring in (self._out, self._in):
-            with ring.lock:
-                ring.ended = True
+        with self._out.lock:
+            self._out.ended = True
+        with self._in.lock:
+            self._in.drop()
         self._ring()
         os.close(self._bell)
         os.close(self._peer_bell)
@@ -204,10 +213,17 @@ class MemoryEndpoint:
             os.close(self._peer_bell)
 
 
-def memory_pair(capacity: int = 1 << 20) -> tuple[MemoryEndpoint, MemoryEndpoint]:
-    """Two connected ends; each direction holds up to `capacity` bytes."""
-    forth, back = _Ring(capacity), _Ring(capacity)
+def memory_pair(
+    capacity: int = 1 << 20, back: int = 64 << 10
+) -> tuple[MemoryEndpoint, MemoryEndpoint]:
+    """Two connected ends, the first for an outlet.
+
+    Args:
+        capacity: bytes that may be under way from the first to the second, which is for data.
+        back: bytes that may be under way from the second to the first, which is for control.
+    """
+    forth, reverse = _Ring(capacity), _Ring(back)
     bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
-    one = MemoryEndpoint(forth, back, bells[0], os.dup(bells[1]))
-    two = MemoryEndpoint(back, forth, bells[1], os.dup(bells[0]))
+    one = MemoryEndpoint(forth, reverse, bells[0], os.dup(bells[1]))
+    two = MemoryEndpoint(reverse, forth, bells[1], os.dup(bells[0]))
     return one, two
