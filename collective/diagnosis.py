@@ -24,6 +24,9 @@ from collective.operation import Operation, again
 if TYPE_CHECKING:
     from collective.communicator import Communicator
 
+#: what follows for the group from a mismatch, and from a refusal
+POISONED = "the group cannot be used any more: close it, and make a new one"
+UNHARMED = "the group can still be used"
 #: longest text of an error that travels in an abort frame
 _TEXT = 4000  # 48 kB at most as JSON, and a control frame holds 64
 
@@ -125,7 +128,8 @@ def mismatch(
         at += f" (operation {sequence} on rank {peer})"
     return Mismatch(
         f"ranks disagree on {at}: {here.label(here.rank)} called "
-        f"{readable(operation.descriptor.data)}, {here.label(peer)} called {readable(theirs)}",
+        f"{readable(operation.descriptor.data)}, {here.label(peer)} called {readable(theirs)}; "
+        f"{POISONED}",
         rank=peer,
         node=here.nodes[peer],
         operation=operation.descriptor.operation,

@@ -21,6 +21,7 @@ from collective import timing_observer
 from collective.calls import Calls
 from collective.choosing import Chooser
 from collective.communicator import Communicator
+from collective.diagnosis import UNHARMED
 from collective.errors import CollectiveError, GroupClosed, Refused
 from collective.figures import guessed
 from collective.leaving import part
@@ -95,7 +96,6 @@ class Group(Calls, TensorService):
         self.size = len(self.ranks)
         self.name = name
         self.epoch = epoch
-        self.nodes = tuple(nodes)
         self.timeout = timeout
         self.device = device
         self.asynchronous = asynchronous
@@ -106,15 +106,20 @@ class Group(Calls, TensorService):
         self._communicator: Communicator | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._node_sets = nodes_of(self.nodes)
-        self._node_names = tuple(dict.fromkeys(self.nodes))
-        #: until the links are up and ranks have told each other more
-        self.chooser = Chooser(guessed(self._node_sets), crowded=len(self._node_sets) == 1)
+        self._place(nodes)
         self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
         wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
         if connect:
             self._connected()
+
+    def _place(self, nodes: Sequence[str]) -> None:
+        """Learn on which node each rank is."""
+        self.nodes = tuple(nodes)
+        self._node_sets = nodes_of(self.nodes)
+        self._node_names = tuple(dict.fromkeys(self.nodes))
+        #: until the links are up and ranks have told each other more
+        self.chooser = Chooser(guessed(self._node_sets), crowded=len(self._node_sets) == 1)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -281,6 +286,7 @@ class Group(Calls, TensorService):
         error.operation = name
         error.rank = self.rank
         error.node = self.nodes[self.rank]
+        error.args = (f"{error}; {UNHARMED}",)
         if self.size > 1:
             told = Refused(
                 f"rank {self.rank} on node {error.node} refused {name}: {error}",

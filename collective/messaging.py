@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from collective.descriptor import Descriptor
+from collective.diagnosis import POISONED
 from collective.errors import DeadlineExceeded, Mismatch, PeerLost, ProtocolError
 from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
 from collective.links.wire import FrameKind
@@ -222,7 +223,7 @@ class Messaging:
             raise Mismatch(
                 f"{communicator.label(communicator.rank)} sends {own['count']} × {own['dtype']}, "
                 f"but {communicator.label(message.peer)} receives {want['count']} × "
-                f"{want['dtype']} (tag {message.tag})",
+                f"{want['dtype']} (tag {message.tag}); {POISONED}",
                 rank=message.peer,
                 node=communicator.nodes[message.peer],
                 operation="send",

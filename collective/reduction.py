@@ -154,12 +154,19 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a contiguous tensor as one dimension that shares its memory."""
+    flat = tensor.detach().reshape(-1)
+    # one element counts as contiguous whatever its stride, but cannot be viewed as bytes then
+    return flat.as_strided((1,), (1,)) if flat.numel() == 1 else flat
+
+
 def host_array(tensor: torch.Tensor) -> Array:
     """The elements of a contiguous cpu tensor as a flat array that shares its memory.
 
     Sixteen-bit bfloat and other types without a numpy counterpart come as unsigned integers.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = flattened(tensor)
     if flat.is_conj():
         flat = flat.resolve_conj()
     if flat.is_neg():

@@ -16,7 +16,7 @@ from typing import TypeGuard
 import torch
 
 from collective.errors import ProtocolError, Refused
-from collective.reduction import check_tensor
+from collective.reduction import check_tensor, flattened
 
 #: bytes of a description or of any other message in JSON
 MAX_JSON = 16 << 10
@@ -129,7 +129,7 @@ def check_id(identifier: str) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous cpu tensor, where they are."""
-    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    array = flattened(tensor).view(torch.uint8).numpy()
     return array.data if array.size else memoryview(b"")
 
 

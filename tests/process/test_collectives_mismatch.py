@@ -7,15 +7,40 @@ from typing import Any
 
 import pytest
 import torch
-from thread_ranks import ThreadRanks, socket_groups
+from link_kinds import KINDS
+from thread_ranks import ThreadRanks
 
+from collective.diagnosis import POISONED
 from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost
 from collective.group import Group
 from collective.strategies import parse
 
 STRATEGIES = ["ring", "tree:2", "centralized", "auto"]
+TWO_LEVELS = "local=ring,between=tree:2"
+#: (kind of link, strategy, nodes of the ranks): every strategy on one kind, and both numbers of
+#: levels on each
+SETTINGS = [
+    *(("memory", strategy, "aaa") for strategy in STRATEGIES),
+    *((kind, "auto", "aa") for kind in KINDS),
+    *((kind, TWO_LEVELS, "aabb") for kind in KINDS),
+]
 #: seconds within which everybody has to know; a second of silence, and room for a busy machine
 SOON = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that wait in silence compare what they do sooner than by default, and who leaves waits
+    less for those that read on."""
+    if "default_stall" not in request.fixturenames:
+        monkeypatch.setattr("collective.group._STALL", 0.2)
+    monkeypatch.setattr("collective.world.World.linger", 0.3)
+
+
+@pytest.fixture
+def default_stall() -> None:
+    """Asks for the product's own time of silence."""
+
 
 Call = Callable[[Group, torch.Tensor], Any]
 
@@ -34,10 +59,11 @@ def disagree(
     calls: Callable[[int], Callable[[Group], Any]],
     words: list[str],
     *,
-    soon: float = SOON,
+    kind: str = "memory",
+    nodes: str = "",
 ) -> list[BaseException]:
-    """Run `calls(rank)` on every rank; each must raise within `soon` seconds, naming `words`."""
-    with ThreadRanks(n, strategy=strategy, timeout=20) as ranks:
+    """Run `calls(rank)` on every rank; each must raise soon, name `words`, and say what follows."""
+    with ThreadRanks(n, list(nodes) or None, strategy=strategy, timeout=20, kind=kind) as ranks:
         ranks.run(lambda group: group.barrier())
         outcomes = ranks.outcomes(lambda group: calls(group.rank)(group))
         errors = [outcome.error for outcome in outcomes]
@@ -45,11 +71,31 @@ def disagree(
             error = outcome.error
             assert isinstance(error, CollectiveError), f"rank {rank}: {error!r}"
             assert not isinstance(error, DeadlineExceeded), error
-            assert outcome.seconds < soon, f"rank {rank} knew after {outcome.seconds:.1f} s"
-            for word in words:
+            assert outcome.seconds < SOON, f"rank {rank} knew after {outcome.seconds:.1f} s"
+            for word in [*words, POISONED]:
                 assert word in str(error), f"rank {rank}: {error}"
             assert ranks.groups[rank].error is not None
     return errors  # type: ignore[return-value]
+
+
+def under(strategy: str) -> Callable[[Group], Any]:
+    def work(group: Group) -> None:
+        group.strategy = parse(strategy)
+        group.all_reduce(torch.ones(100_000))
+
+    return work
+
+
+def in_a_row(*calls: Callable[[Group], Any]) -> Callable[[Group], Any]:
+    def work(group: Group) -> None:
+        for call in calls:
+            call(group)
+
+    return work
+
+
+def barrier(group: Group) -> None:
+    group.barrier()
 
 
 CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
@@ -85,51 +131,37 @@ CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
         lambda r: broadcast(torch.ones(300_000), 1 if r else 0), ["root 0", "root 1"]
     ),
     "barrier against all-reduce": (
-        lambda r: (lambda group: group.barrier()) if r else reduced(torch.ones(3)),
+        lambda r: barrier if r else reduced(torch.ones(3)), ["barrier", "all_reduce"]
+    ),
+    "strategy": (lambda r: under("tree:2" if r else "ring"), ["ring", "tree:2"]),
+    "order": (
+        lambda r: in_a_row(*(reduced(torch.ones(n)) for n in ((60, 40) if r else (40, 60)))),
+        ["[40]", "[60]"],
+    ),
+    "one skips a call": (
+        lambda r: barrier if r == 1 else in_a_row(reduced(torch.full((5,), r + 1.0)), barrier),
         ["barrier", "all_reduce"],
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("kind", "strategy", "nodes"), SETTINGS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_difference_is_an_error_on_every_rank(case: str, n: int, strategy: str) -> None:
-    """Every rank raises within seconds and names the operation's number and both sides."""
+def test_a_difference_is_an_error_on_every_rank(
+    case: str, kind: str, strategy: str, nodes: str
+) -> None:
+    """Every rank raises within seconds, names the operation's number and both sides, and says that
+    the group is over."""
     calls, words = CASES[case]
-    errors = disagree(n, strategy, calls, ["operation 2", *words])
+    errors = disagree(len(nodes), strategy, calls, ["operation 2", *words], kind=kind, nodes=nodes)
     assert any(isinstance(error, Mismatch) for error in errors)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_different_strategies(n: int) -> None:
-    """Ranks that run different schedules are told so."""
-
-    def call(rank: int) -> Callable[[Group], Any]:
-        def work(group: Group) -> None:
-            group.strategy = parse("tree:2" if rank else "ring")
-            group.all_reduce(torch.ones(100_000))
-
-        return work
-
-    disagree(n, "auto", call, ["ring", "tree:2"])
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_skipped_call_is_never_filled_with_the_next_one(n: int, strategy: str) -> None:
-    """The last rank skips an all-reduce, then all meet a barrier: an error, and no mixed data."""
-    tensors = [torch.full((5,), rank + 1.0) for rank in range(n)]
-
-    def call(rank: int) -> Callable[[Group], Any]:
-        def work(group: Group) -> None:
-            if rank != n - 1:
-                group.all_reduce(tensors[rank])
-            group.barrier()
-
-        return work
-
-    disagree(n, strategy, call, ["barrier", "all_reduce"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_waits_in_silence_is_told_in_time_too(default_stall: None, kind: str) -> None:
+    """Ranks of which each waits for the other compare what they do after the default second."""
+    calls, words = CASES["root, each waits for the other"]
+    disagree(2, "auto", calls, words, kind=kind)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -150,13 +182,11 @@ def test_one_rank_is_a_backward_behind(strategy: str) -> None:
     disagree(2, strategy, call, ["operation 10", "[40]", "[60]"])
 
 
-@pytest.mark.parametrize("links", ["memory", "socket"])
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_rank_that_leaves_early_is_named(n: int, links: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_leaves_early_is_named(kind: str) -> None:
     """Who ends in order after fewer operations is named with the last one that it took part in."""
-    with ThreadRanks(
-        n, timeout=20, groups=socket_groups(n) if links == "socket" else None
-    ) as ranks:
+    n = 3
+    with ThreadRanks(n, timeout=20, kind=kind) as ranks:
 
         def work(group: Group) -> None:
             for index in range(3 if group.rank == n - 1 else 5):

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from thread_ranks import Ranks
 
 from collective.group import Group
@@ -274,41 +272,6 @@ def test_results_are_bitwise_equal_on_ranks_and_in_repeats(ranks: Ranks, strateg
         exact = torch.stack([part.double() for part in parts]).sum(0)
         tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
         torch.testing.assert_close(runs[0][0].double(), exact, rtol=tolerance, atol=tolerance)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_any_all_reduce_is_right(ranks: Ranks, data: st.DataObject) -> None:
-    """For drawn ranks, strategy, shape, dtype, layout and reduction the values are right."""
-    n = data.draw(st.integers(1, 6), "ranks")
-    strategy = data.draw(st.sampled_from(FLAT), "strategy")
-    shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3), "shape"))
-    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16,
-                                       torch.int16, torch.int64, torch.bool]), "dtype")  # fmt: skip
-    op = data.draw(st.sampled_from(["sum", "min", "max", "product"]), "op")
-    layout = data.draw(st.sampled_from(["plain", "reversed dimensions", "every second"]), "layout")
-    parts = [contribution(shape, dtype, rank, 77) for rank in range(n)]
-    if op == "product" and dtype is not torch.bool:
-        parts = [part % 3 for part in parts]
-
-    def lay_out(part: torch.Tensor) -> torch.Tensor:
-        if layout == "reversed dimensions" and part.dim() > 1:
-            order = list(reversed(range(part.dim())))
-            return part.clone().permute(order).contiguous().permute(order)
-        if layout == "every second" and part.dim():
-            room = torch.zeros((2 * part.shape[0], *part.shape[1:]), dtype=dtype)
-            room[::2] = part
-            return room[::2]
-        return part.clone()
-
-    def work(group: Group) -> torch.Tensor:
-        tensor = lay_out(parts[group.rank])
-        group.all_reduce(tensor, op)
-        return tensor
-
-    results = ranks.get(n, strategy).run(work)
-    right = combined(parts, op)
-    assert all(torch.equal(result, right) for result in results)
 
 
 def test_a_hundred_all_reduces_in_a_row(ranks: Ranks) -> None:

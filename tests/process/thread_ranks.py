@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from link_kinds import linked_groups
+
 import collective
 from collective.group import Group
-from collective.memory_world import MemoryHall, MemoryWorld
 from collective.strategies import parse
 
 #: seconds after which a call that has not come back is a hang
@@ -34,6 +35,7 @@ class ThreadRanks:
 
     Args:
         nodes: the name of the node of each rank; all on one by default.
+        kind: of link, one of `link_kinds.KINDS`.
         groups: groups to use instead of new ones.
     """
 
@@ -44,17 +46,11 @@ class ThreadRanks:
         *,
         timeout: float = HANG / 2,
         strategy: str = "auto",
+        kind: str = "memory",
         groups: list[Group] | None = None,
     ) -> None:
         self.size = size
-        hall = MemoryHall()
-        self.groups = groups or [
-            Group(
-                MemoryWorld(rank, hall), "default", range(size), rank, nodes or ["here"] * size,
-                timeout=timeout, strategy=strategy,
-            )
-            for rank in range(size)
-        ]  # fmt: skip
+        self.groups = groups or linked_groups(kind, size, nodes, timeout=timeout, strategy=strategy)
         self._calls: list[queue.SimpleQueue[Callable[[], None] | None]] = [
             queue.SimpleQueue() for _ in range(size)
         ]
@@ -150,23 +146,29 @@ def socket_groups(
 
 
 class Ranks:
-    """Thread ranks by size and nodes, made at first use and used again while they are healthy."""
+    """Thread ranks by their number, made at first use and used again while they are healthy.
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, tuple[str, ...] | None], ThreadRanks] = {}
+    Args:
+        kind: of link, one of `link_kinds.KINDS`.
+    """
+
+    def __init__(self, kind: str = "memory") -> None:
+        self._kind = kind
+        self._kept: dict[int, ThreadRanks] = {}
 
     def get(
         self, size: int, strategy: str = "auto", nodes: Sequence[str] | None = None
     ) -> ThreadRanks:
-        """Ranks that follow `strategy`."""
-        key = (size, tuple(nodes) if nodes else None)
-        kept = self._kept.get(key)
+        """Ranks that follow `strategy`, on nodes of these names; all on one by default."""
+        kept = self._kept.get(size)
         if kept is not None and any(group.error is not None for group in kept.groups):
-            self._kept.pop(key).close()
+            self._kept.pop(size).close()
             kept = None
         if kept is None:
-            kept = self._kept[key] = ThreadRanks(size, nodes)
+            kept = self._kept[size] = ThreadRanks(size, kind=self._kind)
         for group in kept.groups:
+            # levels are a matter of names only, so groups need not be made for each
+            group._place(nodes or ["here"] * size)
             group.strategy = parse(strategy)
         return kept
 

@@ -1,0 +1,60 @@
+"""Every kind of link between ranks, for one contract: groups of threads that are linked by it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+from collective.group import Group
+from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.memory_world import MemoryHall, MemoryWorld
+from collective.rendezvous import assemble
+from collective.world import Peer
+
+KINDS = ["memory", "shared memory", "websocket", "three connections"]
+
+
+def linked_groups(
+    kind: str,
+    size: int,
+    nodes: Sequence[str] | None = None,
+    *,
+    timeout: float,
+    strategy: str = "auto",
+    epoch: int = 1,
+) -> list[Group]:
+    """Groups of `size` ranks in this process whose links are all of one kind."""
+    names = list(nodes or ["here"] * size)
+    if kind == "memory":
+        hall = MemoryHall()
+        return [
+            Group(
+                MemoryWorld(rank, hall), "default", range(size), rank, names,
+                timeout=timeout, strategy=strategy,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+    sockets = [listen("127.0.0.1", 0) for _ in range(size)]
+    place = "here" if kind == "shared memory" else ""
+    peers = [
+        Peer(name, (("127.0.0.1", own[0].getsockname()[1]),), place)
+        for name, own in zip(names, sockets, strict=True)
+    ]
+    admission = Admission("contract", "-", epoch, secrets.token_hex(8))
+
+    def make(rank: int) -> Group:
+        doorman = Doorman()
+        listener = Listener(admission, doorman, sockets[rank], rank)
+        return assemble(
+            rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy
+        )
+
+    connections = "3" if kind == "three connections" else "1"
+    with (
+        mock.patch.dict(os.environ, {"UNISONO_CONNECTIONS": connections, "UNISONO_LINKS": "auto"}),
+        ThreadPoolExecutor(size) as pool,
+    ):
+        return list(pool.map(make, range(size)))
