@@ -111,7 +111,7 @@ def time_case(
     Where several settings are compared, only the fastest of a first look go on.
     """
     size = dist.get_world_size()
-    case = Case(operation, nbytes, dist.get_rank(), size)
+    case = Case(operation, nbytes, dist.get_rank(), size, shared=work["empty"])
     most = 50 if nbytes <= 64 << 10 else 10 if nbytes <= 1 << 20 else 1
     repeats = work["repeats"] or (20 if nbytes < 25 << 20 else 5)
     us = TorchPeer("unisono")

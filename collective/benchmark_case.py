@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from collective.shared_tensors import empty
+
 #: operations, and bus over algorithm bandwidth by ranks (NVIDIA/nccl-tests, PERFORMANCE.md)
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -27,13 +29,17 @@ class Case:
         part: this rank's part of an all-gather or a reduce-scatter, else empty.
     """
 
-    def __init__(self, operation: str, nbytes: int, rank: int, size: int) -> None:
+    def __init__(
+        self, operation: str, nbytes: int, rank: int, size: int, *, shared: bool = False
+    ) -> None:
+        """Make the tensors; `shared` ones are `collective.empty`, which others read in place."""
+        make = empty if shared else torch.empty
         count = max(1, nbytes // 4)
         share = (count + size - 1) // size if operation in _SHARED_OUT else 0
         self.operation = operation
         self.nbytes = count * 4
-        self.tensor = torch.empty(share * size or count, dtype=torch.float32)
-        self.part = torch.empty(share, dtype=torch.float32)
+        self.tensor = make(share * size or count, dtype=torch.float32)
+        self.part = make(share, dtype=torch.float32)
         self._rank = rank
         self._size = size
 

@@ -38,7 +38,7 @@ _Ranks = Annotated[
     str | None,
     typer.Option(
         metavar="N,…",
-        help="With flat: numbers of ranks, one after the other. [default: 2,4]",
+        help="With flat: numbers of ranks, one after the other (2,4).",
         show_default=False,
         rich_help_panel="Ranks",
     ),
@@ -98,16 +98,23 @@ def collectives(
     against: Annotated[
         str, typer.Option(metavar="NAME,…", help="Of gloo and mpi (MPICH), or none.")
     ] = "gloo",
+    empty: Annotated[
+        bool,
+        typer.Option(
+            "--empty", help="Tensors of collective.empty, which ranks of a node read in place."
+        ),
+    ] = False,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Per size. [default: 20; 5 from 25 MiB on]", show_default=False),
+        typer.Option(min=1, help="Per size (20; 5 from 25 MiB on).", show_default=False),
     ] = None,
     as_json: _Json = False,
 ) -> None:
     """Time collectives of float32 tensors, ours and other libraries' in turn.
 
-    All ranks run on this machine, and every result is checked. A ratio below 1 means that Unisono
-    was faster.
+    All ranks run on this machine, and every result is checked.
+
+    A ratio below 1 means that Unisono was faster.
 
     Examples:
 
@@ -124,12 +131,19 @@ def collectives(
     if strategy != "all":
         _check_strategy(strategy)
     places = _layouts(topology, ranks, link)
+    if empty and any(layout.link == "websocket" for layout in places):
+        fail(
+            "--empty is about ranks that share memory: take nodes of several ranks, such as "
+            "--topology 1x4, and leave --link out",
+            _USAGE,
+        )
     work = {
         "what": "collectives",
         "sizes": [_size(text) for text in sizes.split(",")],
         "operations": chosen,
         **_network(bandwidth, delay, places),
         "against": _against(against, PEERS, places),
+        "empty": empty,
         "repeats": repeats,
     }
     _run(work, places, strategy, as_json)
@@ -174,7 +188,7 @@ def _network(bandwidth: str | None, delay: str | None, places: list[Layout]) -> 
     try:
         asked = bench_network.asked(bandwidth, delay)
     except ValueError as error:
-        fail(f"{'--bandwidth' if bandwidth is not None else '--delay'}: {error}", _USAGE)
+        fail(f"--bandwidth or --delay: {error}", _USAGE)
     for layout in places:
         if len(layout.nodes) == 1 and layout.ranks > 1:
             fail(
@@ -235,15 +249,16 @@ def _run(work: dict[str, Any], places: list[Layout], strategy: str, as_json: boo
     for layout in places:
         if not as_json:
             print(f"\n{bench_output.title(layout)}", flush=True)
-            print(bench_output.head(work["what"], work["against"]), flush=True)
+            print(bench_output.head(layout, work["what"], work["against"]), flush=True)
         for found in run_ranks(work, layout, strategy):
             row = found | layout.fields
             if work["what"] == "collectives":
-                row |= {"bandwidth": work.get("bandwidth"), "delay": work.get("delay")}
+                row |= {name: work.get(name) for name in ("bandwidth", "delay", "empty")}
                 row["predicted_seconds"] = predicted(row)
             rows.append(row)
-            if not as_json:
-                print(bench_output.line(row), flush=True)
+            # who was but looked at is in the JSON
+            if not as_json and row["repeats"]:
+                print(bench_output.line(layout, row), flush=True)
     if as_json:
         print(bench_output.results(work["what"], rows))
     if any(bench_output.wrong(row) for row in rows):

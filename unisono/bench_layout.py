@@ -47,6 +47,11 @@ class Layout:
         """What a row of results says about it."""
         return {"topology": self.text, "nodes": len(self.nodes), "link": self.link}
 
+    @property
+    def levels(self) -> bool:
+        """Whether there are two: several nodes, and ranks that share one."""
+        return 1 < len(self.nodes) < self.ranks
+
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
         return next(node for node, end in enumerate(accumulate(self.nodes)) if rank < end)
@@ -68,7 +73,7 @@ class Layout:
         }
         # without a host or a node to share, ranks have this machine's cores in common, and `auto`
         # chooses for ranks of one machine
-        if hosts or (len(self.nodes) > 1 and max(self.nodes) > 1):
+        if hosts or self.levels:
             found["UNISONO_NODE"] = f"node{node}"
         return found
 

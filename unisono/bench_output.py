@@ -46,23 +46,28 @@ def _cpu() -> str:
 def title(layout: Layout) -> str:
     """What stands above the rows of a layout."""
     cores = len(os.sched_getaffinity(0))
-    if layout.link != "shm+websocket":
+    if not layout.levels:
         return f"{layout.ranks} ranks, {layout.link}, on {cores} cores"
     each = " + ".join(map(str, layout.nodes))
     return f"{len(layout.nodes)} nodes with {each} ranks, {layout.link}, on {cores} cores"
 
 
-def head(command: str, peers: Sequence[str]) -> str:
+def head(layout: Layout, command: str, peers: Sequence[str]) -> str:
     """The first line of a table."""
     if command == "ddp":
         start = f"{'buckets':<9}{'gradients':>10}{'step':>12}{'comm.':>12}{'exposed':>12}"
     else:
-        start = f"{'strategy':<44}{'size':>9}{'time':>12}{'algbw':>12}{'busbw':>12}"
+        start = f"{'strategy':<{_width(layout)}}{'size':>9}{'time':>12}{'algbw':>12}{'busbw':>12}"
     ends = "".join(f"{name:>12}{'ratio':>8}" for name in peers)
     return f"{'operation':<15}{start}{ends}" + ("" if command == "ddp" else f"{'best':>7}")
 
 
-def line(row: dict[str, Any]) -> str:
+def _width(layout: Layout) -> int:
+    """Of the column that names strategies."""
+    return 56 if layout.levels else 26
+
+
+def line(layout: Layout, row: dict[str, Any]) -> str:
     """One row of a table."""
     size = format_size(row["bytes"])
     if row["op"] == "ddp_step":
@@ -75,7 +80,7 @@ def line(row: dict[str, Any]) -> str:
         best = f"{'—' if row['best'] is None else format(row['best'], '.2f'):>7}"
         name = row["strategy"] if row["setting"] != "auto" else f"auto: {row['strategy']}"
         middle = (
-            f"{name:<44}{size:>9}{format_time(row['seconds']):>12}"
+            f"{name:<{_width(layout)}}{size:>9}{format_time(row['seconds']):>12}"
             f"{format_rate(row['algbw']):>12}{format_rate(row['busbw']):>12}"
         )
     peers = "".join(

@@ -90,6 +90,8 @@ def title(row: dict[str, Any]) -> str:
         where += f", {format_rate(row['bandwidth'] / 8, 'bit')}"
     if row["delay"]:
         where += f", round trip {format_time(row['delay'])}"
+    if row["empty"]:
+        where += ", collective.empty"
     return f"{row['op'].replace('_', '-')}, {where}"
 
 
