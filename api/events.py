@@ -196,7 +196,9 @@ class Hub:
                 if subscription.snapshot:
                     subscription.snapshot = False
                     number = subscription.position
-                    data = encode({"at": time.time()} | await snapshot())
+                    found = {"at": time.time()} | await snapshot()
+                    # Of many ranks it is large: the loop goes on meanwhile.
+                    data = await asyncio.to_thread(encode, found)
                     yield self._text(Frame(number, "snapshot", data))
                 while subscription.frames and not subscription.snapshot:
                     yield self._text(subscription.frames.popleft())
@@ -223,4 +225,8 @@ class Hub:
 
 def encode(payload: dict[str, Any]) -> str:
     """JSON on one line, with numbers that JSON cannot hold as strings."""
-    return json.dumps(plain(payload), separators=(",", ":"), allow_nan=False)
+    try:
+        return json.dumps(payload, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        # To look for such numbers takes ten times as long, and hardly ever are there any.
+        return json.dumps(plain(payload), separators=(",", ":"), allow_nan=False)

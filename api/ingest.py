@@ -7,9 +7,10 @@ import functools
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from api import models
@@ -44,6 +45,15 @@ class Arrived:
     log_text: bytes = b""
     #: place of `log_text` in the stored stream
     log_offset: int = 0
+
+
+@dataclass
+class Rows:
+    """What one transaction writes at its end, many rows at a time."""
+
+    streams: dict[tuple[str, int, str], models.LogStream] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[tuple[Arrived, models.Metric]] = field(default_factory=list)
 
 
 class Ingest:
@@ -153,29 +163,28 @@ class Ingest:
         session.get_one(models.Node, arrived.node.id).acknowledged = arrived.entry.number
 
     def _write(self, session: Session, batch: list[Arrived]) -> None:
-        rows: dict[str, models.Node] = {}
-        streams: dict[tuple[str, int, str], models.LogStream] = {}
-        metrics: list[tuple[Arrived, models.Metric]] = []
-        for arrived in batch:
-            arrived.stored = False
-            row = rows.get(arrived.node.id)
-            if row is None:
-                row = rows[arrived.node.id] = session.get_one(models.Node, arrived.node.id)
-            if arrived.entry.number <= row.acknowledged:
-                continue
-            row.acknowledged = arrived.entry.number
-            arrived.stored = self._write_entry(session, arrived, streams, metrics)
+        nodes = {arrived.node.id for arrived in batch}
+        known = select(models.Node.id, models.Node.acknowledged).where(models.Node.id.in_(nodes))
+        acknowledged = {row.id: row.acknowledged for row in session.execute(known)}
+        rows = Rows()
+        with session.no_autoflush:
+            for arrived in batch:
+                arrived.stored = False
+                if arrived.entry.number <= acknowledged[arrived.node.id]:
+                    continue
+                acknowledged[arrived.node.id] = arrived.entry.number
+                arrived.stored = self._write_entry(session, arrived, rows)
         session.flush()
-        for arrived, metric in metrics:
+        if rows.steps:
+            session.execute(insert(models.StepChunk), rows.steps)
+        session.execute(
+            update(models.Node),
+            [{"id": node, "acknowledged": number} for node, number in acknowledged.items()],
+        )
+        for arrived, metric in rows.metrics:
             arrived.metric_id = metric.id
 
-    def _write_entry(
-        self,
-        session: Session,
-        arrived: Arrived,
-        streams: dict[tuple[str, int, str], models.LogStream],
-        metrics: list[tuple[Arrived, models.Metric]],
-    ) -> bool:
+    def _write_entry(self, session: Session, arrived: Arrived, rows: Rows) -> bool:
         entry = arrived.entry
         if entry.attempt_over is not None:
             return self._attempt_over(session, arrived, entry.attempt_over.attempt)
@@ -193,7 +202,7 @@ class Ingest:
             )
             return False
         if entry.log is not None:
-            self._log(session, arrived, entry.log, streams)
+            self._log(session, arrived, entry.log, rows.streams)
         elif entry.steps is not None:
             try:
                 arrived.columns = columns_of(entry.steps)
@@ -202,14 +211,14 @@ class Ingest:
                 return False
             steps = entry.steps.step
             if steps:
-                session.add(
-                    models.StepChunk(
-                        attempt_id=part.attempt,
-                        rank=part.rank,
-                        first_step=steps[0],
-                        last_step=steps[-1],
-                        data=pack(arrived.columns),
-                    )
+                rows.steps.append(
+                    {
+                        "attempt_id": part.attempt,
+                        "rank": part.rank,
+                        "first_step": steps[0],
+                        "last_step": steps[-1],
+                        "data": pack(arrived.columns),
+                    }
                 )
         elif entry.metrics is not None:
             metric = models.Metric(
@@ -220,7 +229,7 @@ class Ingest:
                 values=clean(json.dumps(entry.metrics.values)),
             )
             session.add(metric)
-            metrics.append((arrived, metric))
+            rows.metrics.append((arrived, metric))
         elif entry.rank is not None:
             return _rank_state(session, arrived, entry.rank)
         elif entry.failure is not None:

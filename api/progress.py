@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.steps import Columns
 
@@ -18,7 +18,7 @@ Value = float | int | str | bool
 
 
 class _Rank:
-    __slots__ = ("exposed", "own", "samples", "step", "total")
+    __slots__ = ("exposed", "figures", "own", "samples", "step", "total")
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -28,6 +28,27 @@ class _Rank:
         self.own: deque[float] = deque(maxlen=WINDOW)
         #: (step, samples) as reported
         self.samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self.figures: _Figures | None = None
+
+    def window(self) -> _Figures:
+        """What the window comes to: worked out once after each change, since pages ask often."""
+        if self.figures is None:
+            own = statistics.median(self.own) if self.own else 0.0
+            samples = list(self.samples)
+            span = samples[-1][0] - samples[0][0] if samples else 0
+            # A report covers the steps since the one before it.
+            each = sum(number for _, number in samples[1:]) / span if span > 0 else 0.0
+            self.figures = _Figures(sum(self.total), sum(self.exposed), own, each)
+        return self.figures
+
+
+class _Figures(NamedTuple):
+    total: float
+    exposed: float
+    #: median
+    own: float
+    #: per step
+    samples: float
 
 
 class Progress:
@@ -44,6 +65,7 @@ class Progress:
     def add_steps(self, rank: int, columns: Columns) -> None:
         """Take in steps of one rank; warm-up steps count for the position only."""
         entry = self._ranks.setdefault(rank, _Rank())
+        entry.figures = None
         for step, total, exposed, label in zip(
             columns["step"], columns["total"], columns["exposed"], columns["label"], strict=True
         ):
@@ -64,7 +86,9 @@ class Progress:
                 self._last[name] = (rank, value)
         samples = values.get("samples")
         if step is not None and isinstance(samples, int | float):
-            self._ranks.setdefault(rank, _Rank()).samples.append((step, float(samples)))
+            entry = self._ranks.setdefault(rank, _Rank())
+            entry.figures = None
+            entry.samples.append((step, float(samples)))
         digest = values.get("parameters_sha256")
         if isinstance(digest, str):
             self._add_digest(rank, step, digest)
@@ -84,9 +108,7 @@ class Progress:
 
     def slowest(self) -> int | None:
         """The rank with the largest median of its own time; None below two ranks with steps."""
-        medians = {
-            rank: statistics.median(entry.own) for rank, entry in self._ranks.items() if entry.own
-        }
+        medians = {rank: entry.window().own for rank, entry in self._ranks.items() if entry.own}
         if len(medians) < 2:
             return None
         return max(sorted(medians), key=lambda rank: medians[rank])
@@ -94,8 +116,8 @@ class Progress:
     def snapshot(self) -> dict[str, Any]:
         """The `progress` object of a job."""
         timed = [entry for entry in self._ranks.values() if entry.total]
-        total = sum(sum(entry.total) for entry in timed)
-        rates = [len(entry.total) / spent for entry in timed if (spent := sum(entry.total)) > 0]
+        total = sum(entry.window().total for entry in timed)
+        rates = [len(entry.total) / spent for entry in timed if (spent := entry.window().total) > 0]
         rate = statistics.median(rates) if rates else None
         steps = [entry.step for entry in self._ranks.values() if entry.step is not None]
         if self._metric_step is not None and not steps:
@@ -106,7 +128,7 @@ class Progress:
             "steps_per_second": rate,
             "loss": self._number("loss"),
             "samples_per_second": self._samples_per_second(rate),
-            "exposed_share": sum(sum(e.exposed) for e in timed) / total if total > 0 else None,
+            "exposed_share": sum(e.window().exposed for e in timed) / total if total > 0 else None,
             "slowest_rank": self.slowest(),
             "accuracy": self._number("accuracy"),
             "replicas_identical": self._identical,
@@ -124,15 +146,7 @@ class Progress:
             return float(reported)
         if rate is None:
             return None
-        speed = 0.0
-        for entry in self._ranks.values():
-            if len(entry.samples) < 2:
-                continue
-            span = entry.samples[-1][0] - entry.samples[0][0]
-            if span > 0:
-                # A report covers the steps since the one before it.
-                speed += sum(n for _, n in list(entry.samples)[1:]) / span * rate
-        return speed or None
+        return sum(entry.window().samples for entry in self._ranks.values()) * rate or None
 
 
 def plain(value: Any) -> Any:

@@ -6,14 +6,13 @@ import base64
 import json
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api import models
 from api.control import Control
 from api.errors import Problem, not_found
 from api.jobs import show, summary
-from api.progress import plain
 from api.steps import Columns, cut, merge, unpack
 
 #: beyond what a database's integers hold
@@ -130,34 +129,34 @@ async def list_ranks(
 
 def _ranks(session: Session, attempt: str, first: int, limit: int) -> list[dict[str, Any]]:
     names = "rank node local_rank device state pid exit_code signal message started_at ended_at"
-    rows = session.scalars(
-        select(models.Rank)
-        .where(models.Rank.attempt_id == attempt, models.Rank.rank >= first)
-        .order_by(models.Rank.rank)
-        .limit(limit)
-    ).all()
-    steps = dict(
-        session.execute(
-            select(models.StepChunk.rank, func.max(models.StepChunk.last_step))
-            .where(models.StepChunk.attempt_id == attempt)
-            .group_by(models.StepChunk.rank)
-        )
-        .tuples()
-        .all()
+    rank, chunk, stream = models.Rank, models.StepChunk, models.LogStream
+    # One look into the index for each rank; to group millions of chunks would take seconds.
+    newest = (
+        select(chunk.last_step)
+        .where(chunk.attempt_id == attempt, chunk.rank == rank.rank)
+        .order_by(chunk.last_step.desc())
+        .limit(1)
+        .scalar_subquery()
     )
+    wanted = (rank.attempt_id == attempt, rank.rank >= first)
+    rows = session.execute(
+        select(rank, newest).where(*wanted).order_by(rank.rank).limit(limit)
+    ).all()
     logs: dict[int, dict[str, int]] = {}
-    for stream in session.scalars(
-        select(models.LogStream).where(models.LogStream.attempt_id == attempt)
-    ):
-        logs.setdefault(stream.rank, {})[stream.stream] = stream.size
+    if rows:
+        last = rows[-1][0].rank
+        for entry in session.scalars(
+            select(stream).where(stream.attempt_id == attempt, stream.rank.between(first, last))
+        ):
+            logs.setdefault(entry.rank, {})[entry.stream] = entry.size
     return [
         {name: getattr(row, name) for name in names.split()}
         | {
             "report": row.report,
-            "step": steps.get(row.rank),
+            "step": step,
             "logs": {"stdout": 0, "stderr": 0} | logs.get(row.rank, {}),
         }
-        for row in rows
+        for row, step in rows
     ]
 
 
@@ -186,30 +185,35 @@ async def read_steps(
 def _steps(
     session: Session, attempt: str, from_step: int, limit: int, only: int | None, most: int = 4096
 ) -> dict[str, Any]:
-    chunk = models.StepChunk
-    query = select(chunk.rank).where(chunk.attempt_id == attempt).distinct().order_by(chunk.rank)
+    chunk, numbers = models.StepChunk, models.Rank.rank
+    query = select(numbers).where(models.Rank.attempt_id == attempt).order_by(numbers).limit(most)
     ranks = session.scalars(query).all() if only is None else [only]
     result, following = [], []
-    for rank in ranks[:most]:
+    for rank in ranks:
         mine = select(chunk.data).where(chunk.attempt_id == attempt, chunk.rank == rank)
+        # Read until there is enough: a long job has thousands of chunks of each rank.
+        mine = mine.execution_options(yield_per=16)
         columns: Columns = {}
         if from_step < 0:
             wanted = min(-from_step, limit)
             parts: list[Columns] = []
-            for blob in session.scalars(mine.order_by(chunk.last_step.desc(), chunk.id.desc())):
-                parts.insert(0, unpack(blob))
-                if sum(len(part["step"]) for part in parts) >= wanted:
-                    break
+            newest = mine.order_by(chunk.last_step.desc(), chunk.id.desc())
+            with session.scalars(newest) as blobs:
+                for blob in blobs:
+                    parts.insert(0, unpack(blob))
+                    if sum(len(part["step"]) for part in parts) >= wanted:
+                        break
             for part in parts:
                 merge(columns, part)
             count = len(columns.get("step", []))
             columns = cut(columns, max(0, count - wanted), count)
         else:
             later = mine.where(chunk.last_step >= from_step).order_by(chunk.last_step, chunk.id)
-            for blob in session.scalars(later):
-                merge(columns, unpack(blob))
-                if len(columns["step"]) > limit + 4096:
-                    break
+            with session.scalars(later) as blobs:
+                for blob in blobs:
+                    merge(columns, unpack(blob))
+                    if len(columns["step"]) > limit + 4096:
+                        break
             start = next(
                 (i for i, step in enumerate(columns.get("step", [])) if step >= from_step), 0
             )
@@ -217,7 +221,7 @@ def _steps(
                 following.append(columns["step"][start + limit])
             columns = cut(columns, start, start + limit)
         if columns.get("step"):
-            result.append({"rank": rank} | plain(columns))
+            result.append({"rank": rank} | columns)
     return {"ranks": result, "next_step": min(following) if following else None}
 
 
@@ -263,7 +267,7 @@ def _metrics(
             "rank": row.rank,
             "step": row.step,
             "at": row.at,
-            "values": plain(json.loads(row.values)),
+            "values": json.loads(row.values),
         }
         for row in rows
     ]

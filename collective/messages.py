@@ -11,9 +11,11 @@ Times are Unix seconds where they are called ``at``, and monotonic seconds every
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -489,61 +491,117 @@ def decode(text: str | bytes) -> Message:
     return typing.cast(Message, from_plain(cls, body))
 
 
-_hints: dict[type, dict[str, Any]] = {}
+Check = Callable[[Any, str], Any]
 
 
 def from_plain(cls: type, body: Any, where: str = "") -> Any:
     """An instance of a dataclass of this module from decoded JSON, every field checked."""
     if not isinstance(body, dict):
         raise BadMessage(f"{where or cls.__name__}: expected an object, got {body!r:.80}")
-    hints = _hints.get(cls)
-    if hints is None:
-        hints = _hints[cls] = typing.get_type_hints(cls)
+    prefix = where or cls.__name__
     values = {}
-    for entry in dataclasses.fields(cls):
-        path = f"{where}.{entry.name}" if where else f"{cls.__name__}.{entry.name}"
-        if entry.name in body:
-            values[entry.name] = _checked(hints[entry.name], body[entry.name], path)
-        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
-            if type(None) in typing.get_args(hints[entry.name]):
-                values[entry.name] = None
-            else:
-                raise BadMessage(f"{path} is missing")
+    for name, check, optional, nullable in _fields(cls):
+        if name in body:
+            values[name] = check(body[name], f"{prefix}.{name}")
+        elif not optional:
+            if not nullable:
+                raise BadMessage(f"{prefix}.{name} is missing")
+            values[name] = None
     return cls(**values)
 
 
-def _checked(hint: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(hint)
+@functools.cache
+def _fields(cls: type) -> list[tuple[str, Check, bool, bool]]:
+    """Name, check, whether it may be missing and whether None may stand for it, of each field."""
+    hints = typing.get_type_hints(cls)
+    missing = dataclasses.MISSING
+    return [
+        (
+            entry.name,
+            _check(hints[entry.name]),
+            entry.default is not missing or entry.default_factory is not missing,
+            type(None) in typing.get_args(hints[entry.name]),
+        )
+        for entry in dataclasses.fields(cls)
+    ]
+
+
+@functools.cache
+def _check(hint: Any) -> Check:
+    """The function that checks a value against a type: made once, called for each message."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if type(value) in typing.get_args(hint):
+        return _check_union(hint, arguments)
+    if origin is Literal:
+        return _check_literal(arguments)
+    if origin is list:
+        return _check_list(arguments[0])
+    if origin is dict:
+        return _check_dict(arguments[1])
+    if dataclasses.is_dataclass(hint):
+        return lambda value, path: from_plain(typing.cast(type, hint), value, path)
+    return _check_plain(hint)
+
+
+def _check_union(hint: Any, arguments: tuple[Any, ...]) -> Check:
+    options = [_check(option) for option in arguments]
+
+    def check(value: Any, path: str) -> Any:
+        if type(value) in arguments:
             return value  # 64 stays an integer where a float would do as well
-        for option in typing.get_args(hint):
+        for option in options:
             try:
-                return _checked(option, value, path)
+                return option(value, path)
             except BadMessage:
                 continue
         raise BadMessage(f"{path}: {value!r:.80} is none of {hint}")
-    if origin is Literal:
-        if value not in typing.get_args(hint):
-            raise BadMessage(f"{path}: {value!r:.80} is none of {typing.get_args(hint)}")
+
+    return check
+
+
+def _check_literal(allowed: tuple[Any, ...]) -> Check:
+    def check(value: Any, path: str) -> Any:
+        if value not in allowed:
+            raise BadMessage(f"{path}: {value!r:.80} is none of {allowed}")
         return value
-    if origin is list:
+
+    return check
+
+
+def _check_list(item: Any) -> Check:
+    check_item = _check(item)
+
+    def check(value: Any, path: str) -> Any:
         if not isinstance(value, list):
             raise BadMessage(f"{path}: expected a list, got {value!r:.80}")
-        (item,) = typing.get_args(hint)
-        return [_checked(item, part, f"{path}[{index}]") for index, part in enumerate(value)]
-    if origin is dict:
+        # the columns of a rank's steps: most of what a control plane decodes
+        if item in (int, float, str) and all(type(part) is item for part in value):
+            return value
+        return [check_item(part, f"{path}[{index}]") for index, part in enumerate(value)]
+
+    return check
+
+
+def _check_dict(item: Any) -> Check:
+    check_item = _check(item)
+
+    def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise BadMessage(f"{path}: expected an object, got {value!r:.80}")
-        _, item = typing.get_args(hint)
-        return {str(key): _checked(item, part, f"{path}.{key}") for key, part in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast(type, hint), value, path)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is type(None):
-        if value is None:
-            return None
-    elif isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
-        return value
-    raise BadMessage(f"{path}: expected {getattr(hint, '__name__', hint)}, got {value!r:.80}")
+        return {str(key): check_item(part, f"{path}.{key}") for key, part in value.items()}
+
+    return check
+
+
+def _check_plain(hint: Any) -> Check:
+    def check(value: Any, path: str) -> Any:
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if hint is type(None):
+            if value is None:
+                return None
+        elif isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+            return value
+        raise BadMessage(f"{path}: expected {getattr(hint, '__name__', hint)}, got {value!r:.80}")
+
+    return check

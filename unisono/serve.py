@@ -64,6 +64,9 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # While a thread packs steps or reads a job, the event loop waits for the interpreter after
+    # each of its system calls: at Python's own 5 ms, pages would wait for seconds.
+    sys.setswitchinterval(0.0005)
     logging.getLogger("uvicorn.error").addFilter(_not_of_refusals)
     try:
         if (settings.tls_certificate is None) != (settings.tls_key is None):

@@ -20,6 +20,7 @@ from api.auth import Principal
 from api.control import Control
 from api.deps import ControlDep, Operator, Viewer
 from api.errors import Problem
+from api.events import encode
 from api.examples import answer
 from api.jobs import show
 from api.logs import Piece
@@ -162,9 +163,9 @@ async def get_steps(
     from_step: Number = 0,
     limit: int | None = None,
     rank: RankNumber = None,
-) -> dict[str, Any]:
+) -> Response:
     """Step timings in columns, rank by rank."""
-    return await queries.read_steps(control, job_id, from_step, limit, rank)
+    return await _json(control, await queries.read_steps(control, job_id, from_step, limit, rank))
 
 
 @router.get("/{job_id}/metrics", responses=answer(examples.METRICS))
@@ -175,9 +176,15 @@ async def get_metrics(
     rank: RankNumber = None,
     after: Number = 0,
     limit: int | None = None,
-) -> dict[str, Any]:
+) -> Response:
     """What the program reported, in order of arrival."""
-    return await queries.read_metrics(control, job_id, rank, after, limit)
+    return await _json(control, await queries.read_metrics(control, job_id, rank, after, limit))
+
+
+async def _json(control: Control, found: dict[str, Any]) -> Response:
+    """An answer of megabytes, made in a reader's thread, for the event loop goes on meanwhile."""
+    text = await control.storage.run(functools.partial(encode, found))
+    return Response(text, media_type="application/json")
 
 
 @router.get("/{job_id}/ranks/{rank}/logs/{stream}", response_class=StreamingResponse)
