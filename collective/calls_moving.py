@@ -9,7 +9,7 @@ import torch
 from collective.arguments import Tensors, check_exchange, check_rank, cut, parts_of, rooted_parts
 from collective.compiled import chunked, listed
 from collective.errors import Refused
-from collective.issuing import Issuing
+from collective.issuing import Issuing, common_shape
 from collective.reduction import Buffer, check_tensor
 from collective.schedule import Kind
 from collective.work import Result, Work
@@ -70,7 +70,7 @@ class MovingCalls(Issuing):
         total = sum(array.nbytes for array in arrays)
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
         program = listed(schedule, self.rank, tuple(array.size for array in arrays), own.itemsize)
-        shape = None if len({part.numel() for part in parts}) > 1 else tuple(input.shape)
+        shape = common_shape(schedule, parts, input)
         return self._issue(
             Kind.ALL_GATHER, strategy, program, arrays, _result(outputs), total, async_op, timeout,
             dtype=input.dtype, shape=shape, epilogue=_commit_all(buffers),

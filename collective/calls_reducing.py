@@ -6,7 +6,8 @@ import torch
 
 from collective.arguments import Tensors, check_rank, parts_of
 from collective.compiled import chunked, listed, owned
-from collective.issuing import Issuing
+from collective.issuing import Issuing, common_shape
+from collective.program import Program
 from collective.reduction import (
     Array,
     Buffer,
@@ -58,7 +59,9 @@ class ReducingCalls(Issuing):
         buffer = Buffer(tensor, widen=True)
         array, undo = buffer.array, buffer.undo()
         short = is_widened(tensor.dtype) and prescale is None
-        schedule, strategy = self._schedule(Kind.ALL_REDUCE, tensor.nbytes, originals=short)
+        schedule, strategy = self._schedule(
+            Kind.ALL_REDUCE, tensor.nbytes, originals=short, reduction=(op, tensor.dtype)
+        )
         program = chunked(schedule, self.rank, array.size, array.itemsize)
         count = self.size if op is ReduceOp.MEAN else 1
         narrow = Narrow(tensor.dtype, count) if short and strategy in ORIGINALS else None
@@ -66,7 +69,10 @@ class ReducingCalls(Issuing):
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
-                for start, stop in [(0, array.size)] if narrow is None else owned(program):
+                runs = [(0, array.size)]
+                if narrow is not None and isinstance(program, Program):
+                    runs = owned(program)
+                for start, stop in runs:
                     divide(array[start:stop], self.size)
             buffer.commit()
 
@@ -96,7 +102,9 @@ class ReducingCalls(Issuing):
             check_tensor(tensor, "the tensor", written=self.rank == dst)
             check_reduction(op, tensor.dtype, prescale)
         here = self.rank == dst
-        schedule, strategy = self._schedule(Kind.REDUCE, tensor.nbytes, dst)
+        schedule, strategy = self._schedule(
+            Kind.REDUCE, tensor.nbytes, dst, reduction=(op, tensor.dtype)
+        )
         folds = any(
             move.dst == self.rank and move.read.count for _, move in schedule.program(self.rank)
         )
@@ -143,10 +151,12 @@ class ReducingCalls(Issuing):
         wide = [Buffer(part, widen=True, private=True).array for part in parts]
         total = sum(part.nbytes for part in parts)
         short = is_widened(output.dtype) and prescale is None
-        schedule, strategy = self._schedule(Kind.REDUCE_SCATTER, total, originals=short)
+        schedule, strategy = self._schedule(
+            Kind.REDUCE_SCATTER, total, originals=short, reduction=(op, output.dtype)
+        )
         narrow = Narrow(output.dtype, 1) if short and strategy in ORIGINALS else None
         program = listed(schedule, self.rank, tuple(array.size for array in wide), wide[0].itemsize)
-        shape = None if len({part.numel() for part in parts}) > 1 else tuple(output.shape)
+        shape = common_shape(schedule, parts, output)
         for array in wide:
             scale(array, prescale)
         mine = wide[self.rank]

@@ -336,8 +336,7 @@ class Communicator:
             return
         for operation in self.queue:
             if operation.sequence == sequence:
-                if isinstance(operation, CollectiveOperation):
-                    operation.release()
+                operation.release()
                 operation.finish(error)
                 self.completed = max(self.completed, sequence)
                 return
@@ -355,8 +354,7 @@ class Communicator:
         who = self.rank if reporter is None else reporter
         self.say_all(FrameKind.ABORT, sequence, diagnosis.to_content(error, who))
         for operation in operations:
-            if isinstance(operation, CollectiveOperation):
-                operation.release()
+            operation.release()
             operation.finish(error)
         self.messaging.fail(error)
 
@@ -384,6 +382,8 @@ class Communicator:
             if operation is None:
                 return
             if now >= operation.deadline:
+                if operation.failure is not None:
+                    raise operation.failure
                 raise diagnosis.overdue(self, operation, self._heard, self._asked_at)
             if now - max(self.moved_at, self._asked_at) >= self.stall:
                 if self._ahead is not None and self._ahead[0] == operation.sequence:

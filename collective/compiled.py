@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from collective.program import SEGMENT, Place, Program, compile_program, split
 from collective.schedule import Schedule
+from collective.staged import StagedProgram, local_calls
+from collective.strategies.handed import Staged
 
 
 class _ByIdentity:
@@ -14,7 +16,7 @@ class _ByIdentity:
 
     __slots__ = ("schedule",)
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule | Staged) -> None:
         self.schedule = schedule
 
     def __hash__(self) -> int:
@@ -24,26 +26,35 @@ class _ByIdentity:
         return isinstance(other, _ByIdentity) and other.schedule is self.schedule
 
 
-def chunked(schedule: Schedule, rank: int, count: int, itemsize: int) -> Program:
+def chunked(
+    schedule: Schedule | Staged, rank: int, count: int, itemsize: int
+) -> Program | StagedProgram:
     """The program of `rank` over one buffer of `count` elements, cut into the schedule's chunks."""
     return _chunked_cached(_ByIdentity(schedule), rank, count, itemsize)
 
 
 @lru_cache(maxsize=512)
-def _chunked_cached(key: _ByIdentity, rank: int, count: int, itemsize: int) -> Program:
+def _chunked_cached(
+    key: _ByIdentity, rank: int, count: int, itemsize: int
+) -> Program | StagedProgram:
     schedule = key.schedule
-    runs = split(count, schedule.chunks) if schedule.chunks else []
+    chunks = (schedule.stand_in if isinstance(schedule, Staged) else schedule).chunks
+    runs = split(count, chunks) if chunks else []
     places = [Place(0, start, length) for start, length in runs]
     return _compile(schedule, rank, places, 1, itemsize, joined=True)
 
 
-def listed(schedule: Schedule, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
+def listed(
+    schedule: Schedule | Staged, rank: int, sizes: tuple[int, ...], itemsize: int
+) -> Program | StagedProgram:
     """The program of `rank` over one buffer per slot, of these sizes in elements."""
     return _listed_cached(_ByIdentity(schedule), rank, sizes, itemsize)
 
 
 @lru_cache(maxsize=512)
-def _listed_cached(key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize: int) -> Program:
+def _listed_cached(
+    key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize: int
+) -> Program | StagedProgram:
     places = [Place(slot, 0, size) for slot, size in enumerate(sizes)]
     return _compile(key.schedule, rank, places, len(sizes), itemsize, joined=False)
 
@@ -54,6 +65,27 @@ def owned(program: Program) -> list[tuple[int, int]]:
 
 
 def _compile(
+    schedule: Schedule | Staged,
+    rank: int,
+    places: list[Place],
+    buffers: int,
+    itemsize: int,
+    *,
+    joined: bool,
+) -> Program | StagedProgram:
+    """Compile with the user's slots at `places`, and scratch slots in one more buffer."""
+    if isinstance(schedule, Staged):
+        stages = tuple(
+            _compile_schedule(stage, rank, places, buffers, itemsize, joined=joined)
+            if isinstance(stage, Schedule)
+            else local_calls(stage, rank, places)
+            for stage in schedule.stages
+        )
+        return StagedProgram(stages)
+    return _compile_schedule(schedule, rank, places, buffers, itemsize, joined=joined)
+
+
+def _compile_schedule(
     schedule: Schedule,
     rank: int,
     places: list[Place],
@@ -62,7 +94,6 @@ def _compile(
     *,
     joined: bool,
 ) -> Program:
-    """Compile with the user's slots at `places`, and scratch slots in one more buffer."""
     used = 0
     everywhere: list[Place | None] = list(places)
     for like in schedule.scratch_like(rank):

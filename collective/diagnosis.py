@@ -160,7 +160,7 @@ def overdue(
     elif silent:
         culprit = silent[0]
         text += f": {here.label(culprit)} entered it but does not answer any more"
-    elif waiting:
+    elif waiting and (len(waiting) == 1 or not operation.blind):
         culprit = waiting[0]
         text += f": waiting for data from {here.label(culprit)}"
     return DeadlineExceeded(

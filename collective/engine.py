@@ -192,6 +192,17 @@ class Engine:
         if failures:
             raise failures[0]
 
+    def post(self, what: Callable[[], None]) -> None:
+        """Run `what` on the thread that drives, soon; nothing happens once the engine is closed."""
+        with self._lock:
+            if self._closing or self.forked:
+                return
+            self._inbox.append(what)
+            if self._driven:
+                self._ring()
+            else:
+                self._start_thread()
+
     def _check(self) -> None:
         if self.forked:
             raise GroupClosed(
@@ -220,12 +231,7 @@ class Engine:
 
     def _interrupt(self, communicator: Communicator, error: BaseException) -> None:
         """A waiting thread was interrupted: its group cannot go on."""
-        with self._lock:
-            self._inbox.append(lambda: communicator.interrupt(error))
-            if self._driven:
-                self._ring()
-            else:
-                self._start_thread()
+        self.post(lambda: communicator.interrupt(error))
 
     # -- driving ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
     ├── OperationAborted    another rank gave up the operation, for the reason it names
     ├── GroupClosed         the group was closed, poisoned earlier, or belongs to another process
     ├── RendezvousFailed    the ranks of a group could not find or reach each other
+    ├── LibraryFailed       another library, to which a level was handed, failed
     └── ProtocolError       a peer sent what this version does not understand
 
 `Refused` leaves the group as it was.  All others poison it: later calls raise the same error,
@@ -22,6 +23,7 @@ __all__ = [
     "CollectiveError",
     "DeadlineExceeded",
     "GroupClosed",
+    "LibraryFailed",
     "Mismatch",
     "OperationAborted",
     "PeerLost",
@@ -86,6 +88,10 @@ class GroupClosed(CollectiveError):
 
 class RendezvousFailed(CollectiveError):
     """The ranks of a group did not find or reach each other in time."""
+
+
+class LibraryFailed(CollectiveError):
+    """Another library, which carried out a level of the operation, failed: in its words."""
 
 
 class ProtocolError(CollectiveError):

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,11 +29,15 @@ from collective.leaving import part
 from collective.links.handshake import valid_name
 from collective.links.link import Outlet
 from collective.operation import Operation, again
+from collective.reduction import ReduceOp
 from collective.schedule import Kind, Schedule
 from collective.strategies import (
     Flat,
+    Staged,
     Strategy,
     build,
+    engines,
+    hand_over,
     nodes_of,
     parse,
     resolve,
@@ -40,6 +45,9 @@ from collective.strategies import (
 from collective.tensor_service import TensorService
 from collective.wiring import Wiring
 from collective.work import Work
+
+if TYPE_CHECKING:
+    from collective.libraries import Libraries
 
 #: called with each finished `Work` of every group; see `collective.timing`
 observers: list[Callable[[Work], object]] = []
@@ -88,7 +96,8 @@ class Group(Calls, TensorService):
 
         Raises:
             RendezvousFailed: members did not come or cannot be reached.
-            ValueError: the strategy does not exist, or names a node that has no rank here.
+            ValueError: the strategy does not exist, names a node that has no rank here, or hands
+                a level to a library that this process does not have.
         """
         self.strategy = parse(strategy)
         self.ranks = tuple(ranks)
@@ -107,6 +116,9 @@ class Group(Calls, TensorService):
         self._closed = False
         self._pid = os.getpid()
         self._place(nodes)
+        self._libraries: Libraries | None = None
+        if engines(self.strategy):
+            self._other_libraries()
         self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
         wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
@@ -201,6 +213,8 @@ class Group(Calls, TensorService):
             else:
                 self._wiring.engine.call(lambda: self._end_operations(communicator))
             links = self._wiring.engine.remove(communicator)
+            if self._libraries is not None:
+                self._libraries.close()
             self._wiring.forget(self.name)
             part(communicator, links, linger)
         if self._parent is None:
@@ -308,15 +322,32 @@ class Group(Calls, TensorService):
                 clock.blocked(operation.issued, operation.done_at)
             operation.raise_error()
 
+    def _other_libraries(self) -> Libraries:
+        from collective.libraries import Libraries
+
+        if self._libraries is None:
+            self._libraries = Libraries(self, engines(self.strategy))
+        return self._libraries
+
     def _schedule(
-        self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
-    ) -> tuple[Schedule, str]:
+        self,
+        kind: Kind,
+        nbytes: int,
+        root: int = 0,
+        *,
+        originals: bool = False,
+        reduction: tuple[ReduceOp, torch.dtype] | None = None,
+    ) -> tuple[Schedule | Staged, str]:
         choice = resolve(self.strategy, kind, self._node_names)
+        members, names = self._node_sets, self._node_names
+        if choice is not None and engines(choice):
+            if reduction is None or self._other_libraries().carry(*reduction):
+                return hand_over(choice, kind, members, root, names), str(choice)
+            choice = None
         if choice is None:
             choice = self.chooser.choose(kind, nbytes, originals=originals)
         if isinstance(choice, Flat):
             return build(choice, kind, self.size, root), str(choice)
-        members, names = self._node_sets, self._node_names
         return build(choice, kind, self.size, root, nodes=members, names=names), str(choice)
 
 

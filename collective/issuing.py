@@ -17,8 +17,10 @@ from collective.descriptor import describe
 from collective.errors import Refused
 from collective.operation import Operation
 from collective.program import Program
-from collective.reduction import Array, Fold, Narrow
+from collective.reduction import Array, Fold, Narrow, ReduceOp
 from collective.schedule import Kind, Schedule
+from collective.staged import Libraries, StagedOperation, StagedProgram
+from collective.strategies import Staged
 from collective.transfer import CollectiveOperation
 from collective.wiring import Wiring
 from collective.work import Result, Work
@@ -49,12 +51,23 @@ class Issuing(ABC):
 
     @abstractmethod
     def _schedule(
-        self, kind: Kind, nbytes: int, root: int = 0, *, originals: bool = False
-    ) -> tuple[Schedule, str]:
+        self,
+        kind: Kind,
+        nbytes: int,
+        root: int = 0,
+        *,
+        originals: bool = False,
+        reduction: tuple[ReduceOp, torch.dtype] | None = None,
+    ) -> tuple[Schedule | Staged, str]:
         """The schedule that the group's strategy means for a call, and its name.
 
-        With `originals`, `auto` takes one in which no partial sums travel.
+        With `originals`, `auto` takes one in which no partial sums travel.  A level goes to another
+        library only if that does the `reduction` rightly; else the call runs as under `auto`.
         """
+
+    @abstractmethod
+    def _other_libraries(self) -> Libraries:
+        """What carries out the levels that are handed to other libraries."""
 
     @abstractmethod
     def _carry_out(self, operation: Operation, work: Work) -> None:
@@ -77,7 +90,7 @@ class Issuing(ABC):
         self,
         kind: Kind,
         strategy: str,
-        program: Program,
+        program: Program | StagedProgram,
         arrays: Sequence[Array],
         result: Result,
         nbytes: int,
@@ -120,9 +133,15 @@ class Issuing(ABC):
             None if prescale is None else float(prescale),
         )
         limit = self.timeout if timeout is None else timeout
-        operation = CollectiveOperation(
-            communicator, descriptor, limit, program, arrays, fold, narrow
-        )
+        operation: Operation
+        if isinstance(program, StagedProgram):
+            operation = StagedOperation(
+                communicator, descriptor, limit, program, arrays, fold, self._other_libraries()
+            )
+        else:
+            operation = CollectiveOperation(
+                communicator, descriptor, limit, program, arrays, fold, narrow
+            )
         operation.epilogue = epilogue
         operation.undo = undo
         later = self.asynchronous if async_op is None else async_op
@@ -142,6 +161,20 @@ def _site() -> str:
     ):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def common_shape(
+    schedule: Schedule | Staged, parts: Sequence[torch.Tensor], own: torch.Tensor
+) -> tuple[int, ...] | None:
+    """What ranks compare before data move: the shape of all parts, or nothing where they differ.
+
+    Frames of ours tell when a size is not what it should be.  Other libraries do not notice, so
+    that where one of them carries parts of different sizes, all sizes are compared.
+    """
+    sizes = tuple(part.numel() for part in parts)
+    if len(set(sizes)) == 1:
+        return tuple(own.shape)
+    return sizes if isinstance(schedule, Staged) else None
 
 
 @lru_cache(maxsize=64)

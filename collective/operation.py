@@ -50,6 +50,8 @@ class Operation:
         self.sent = 0
         self.finished = False
         self.error: BaseException | None = None
+        #: what ends it at its deadline, if that is known before
+        self.failure: CollectiveError | None = None
         self.epilogue: Callable[[], Any] | None = None
         #: takes back what was done to the caller's tensor, when a rank refused the operation
         self.undo: Callable[[], Any] | None = None
@@ -78,9 +80,17 @@ class Operation:
         """The peers that this rank waits for."""
         raise NotImplementedError
 
+    @property
+    def blind(self) -> bool:
+        """Whether another library has it in hand, so that nobody here sees who is late."""
+        return False
+
     def phase(self) -> str:
         """What the operation is doing, in words."""
         return ""
+
+    def release(self) -> None:
+        """Give back what an operation holds that ends early."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Make the result final and wake who waits."""

@@ -10,6 +10,7 @@ from collective import figures
 from collective.cost import uniform
 from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
+from collective.strategies import engines, parse
 from collective.units import format_rate, format_time
 from unisono.bench_output import results
 from unisono.commands.console import fail, table
@@ -79,6 +80,8 @@ def predicted(row: dict[str, Any]) -> float | None:
         return None
     # whichever way they exchange, all ranks share this machine's cores
     topology = uniform(1, row["ranks"], measured.link, measured.link, measured.machine)
+    if engines(parse(row["strategy"])):
+        return None  # another library has no schedule
     try:
         return predict(row["strategy"], Kind(row["op"]), topology, row["bytes"]).seconds
     except TooLarge:

@@ -28,7 +28,8 @@ METRIC_BYTES = 16 << 10
 METRIC_VALUES = 64
 
 _COLLECTIVE = (
-    "PeerLost|DeadlineExceeded|Mismatch|OperationAborted|GroupClosed|RendezvousFailed|ProtocolError"
+    "PeerLost|DeadlineExceeded|Mismatch|OperationAborted|GroupClosed|RendezvousFailed|"
+    "LibraryFailed|ProtocolError"
 )
 _NAMES_RANK = re.compile(rf"\b(?:{_COLLECTIVE})\b[^\n]*?\brank (\d+)\b")
 #: what torch puts before each line of a traceback that ended a rank

@@ -79,6 +79,11 @@ class SocketEndpoint:
         self.send = sock.sendmsg
         self.recv_into = sock.recv_into
 
+    def local_address(self) -> str | None:
+        """The address of this end, if it is one of a network."""
+        inet = self._socket.family in (socket.AF_INET, socket.AF_INET6)
+        return str(self._socket.getsockname()[0]) if inet else None
+
     def ended(self) -> bool:
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLRDHUP)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collective.schedule import Collective, Kind, Schedule
-from collective.strategies import two_level
+from collective.strategies import handed, two_level
 from collective.strategies.choice import ORIGINALS, measured_choice
+from collective.strategies.handed import Staged, engines, hand_over
 from collective.strategies.registry import BUILDERS, available, build_flat
 from collective.strategies.spelling import SPELLINGS, Auto, Flat, Strategy, TwoLevel, parse
 from collective.strategies.two_level import LEVELS, check_names, nodes_of
@@ -22,12 +23,15 @@ __all__ = [
     "SPELLINGS",
     "Auto",
     "Flat",
+    "Staged",
     "Strategy",
     "TwoLevel",
     "available",
     "build",
     "check_names",
     "collective_of",
+    "engines",
+    "hand_over",
     "measured_choice",
     "nodes_of",
     "parse",
@@ -65,6 +69,11 @@ def build(
         strategy = parse(strategy)
     if isinstance(strategy, Auto):
         raise ValueError("auto is no schedule by itself; a Chooser says what it is for a size")
+    if engines(strategy):
+        raise ValueError(
+            f"{strategy} hands a level to {' and '.join(engines(strategy))}: there is no schedule "
+            f"of what another library does"
+        )
     if isinstance(strategy, Flat):
         return build_flat(strategy, kind, ranks, root)
     if nodes is None:
@@ -96,6 +105,8 @@ def resolve(
         kind: the operation.
         names: of the nodes, where some have a local strategy of their own.
     """
+    if not isinstance(strategy, Auto) and handed.exists(strategy, kind, names):
+        return strategy
     if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind, names):
         return strategy
     if isinstance(strategy, Flat) and strategy.name in BUILDERS[kind]:

@@ -2,6 +2,7 @@
 
 A node with a local strategy of its own is named: `local=ring,local@w2=tree:2,between=ring`.  In its
 name the signs that part the text (`,`, `=` and `%`) are written as in a URL: `%2C`, `%3D`, `%25`.
+A level, or the whole, may be handed to another library: `local=ring,between=gloo`, `gloo`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ SPELLINGS = {
     "bruck": "bruck",
     "scatter_allgather": "scatter_allgather",
 }
+#: libraries that a level can be handed to; there is no schedule of what they do
+ENGINES = ("gloo", "nccl")
 #: a tree with more children per rank than any group has ranks is a slip of the pen
 MAX_ARITY = 1024
 #: bytes of a strategy's text in JSON: it stands in the first frame of every operation
 MAX_TEXT = 8192
 
 _ACCEPTED = (
-    f"accepted are {', '.join(SPELLINGS.values())}, auto, "
+    f"accepted are {', '.join(SPELLINGS.values())}, auto, the libraries {', '.join(ENGINES)}, "
     f"and for two levels local=ring,between=tree:2"
 )
 
@@ -52,7 +55,7 @@ class Flat:
             name, arity = _flat_parts(self.name)
             object.__setattr__(self, "name", name)
             object.__setattr__(self, "arity", arity)
-        if self.name not in SPELLINGS:
+        if self.name not in SPELLINGS and self.name not in ENGINES:
             raise ValueError(f"there is no strategy {self.name!r}; {_ACCEPTED}")
         if self.name == "tree":
             if type(self.arity) is not int or not 1 <= self.arity <= MAX_ARITY:
@@ -105,6 +108,12 @@ class TwoLevel:
             raise ValueError(f"a node with a strategy of its own needs a name: {on}")
         object.__setattr__(self, "local", inside)
         object.__setattr__(self, "between", _level("between", between))
+        engines = [flat.name for flat in (inside, *own.values()) if flat.name in ENGINES]
+        if own and engines:
+            raise ValueError(
+                f"{engines[0]} runs within all nodes or within none: leave local@… out, or "
+                f"{engines[0]} as the local level"
+            )
         # what says nothing is left out: equal strategies are equal texts
         differing = ((name, flat) for name, flat in sorted(own.items()) if flat != inside)
         object.__setattr__(self, "on", tuple(differing))
@@ -147,7 +156,7 @@ def parse(text: str | Strategy) -> Strategy:
 
 def _flat_parts(text: str) -> tuple[str, int | None]:
     name, colon, arity = text.partition(":")
-    if name not in SPELLINGS:
+    if name not in SPELLINGS and name not in ENGINES:
         raise ValueError(f"there is no strategy {text!r}; {_ACCEPTED}")
     if name != "tree":
         if colon:

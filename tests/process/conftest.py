@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch_jobs
+from faults_cluster import Cluster
 from ranks import RankPool
 
 
@@ -25,3 +26,11 @@ def four_ranks() -> Iterator[RankPool]:
         pool.run(torch_jobs.start)
         yield pool
         assert set(pool.close()) == {0}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Four ranks on two nodes whose groups come and go, also by being killed."""
+    made = Cluster()
+    yield made
+    made.ranks.close()

@@ -5,48 +5,15 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
 
 import fault_jobs as jobs
 import pytest
-from forked_ranks import ForkedRanks
-from thread_ranks import addresses
+from faults_cluster import Cluster
 
 pytestmark = pytest.mark.timeout(100)
 
 #: seconds within which survivors must know
 SOON = 5.0
-
-
-class Cluster:
-    """Four ranks that meet again under a new epoch after each loss."""
-
-    def __init__(self) -> None:
-        self.ranks = ForkedRanks(4)
-        self.epoch = 0
-        self._where = addresses(4)
-
-    def join(
-        self, strategy: str = "auto", *, shared: bool = True, segment: int = 0, lent: bool = False
-    ) -> None:
-        self.epoch += 1
-        how = (self._where, self.epoch, strategy, shared, segment, lent)
-        self.ranks.run(jobs.join, *how, timeout=30)
-
-    def leave(self, dead: int | None = None) -> None:
-        """Close the group on all ranks that live, and replace the one that does not."""
-        living = [rank for rank in range(4) if rank != dead]
-        outcomes = self.ranks.outcomes(jobs.leave, ranks=living, timeout=20)
-        assert all(outcome is not None and not outcome.kinds for outcome in outcomes), outcomes
-        if dead is not None:
-            self.ranks.revive(dead)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.ranks.close()
 
 
 def check_survivors(found: list[object], victim: int, done: int | None = None) -> int:
@@ -74,8 +41,14 @@ def check_survivors(found: list[object], victim: int, done: int | None = None) -
 @pytest.mark.parametrize("link", ["sockets", "shared memory", "shared tensors"])
 @pytest.mark.parametrize(
     ("strategy", "victims"),
-    [("ring", [2]), ("tree:2", [0, 1, 3]), ("double_tree", [1]), ("halving_doubling", [3])],
-    ids=["ring", "tree", "double_tree", "halving_doubling"],
+    [
+        ("ring", [2]),
+        ("tree:2", [0, 1, 3]),
+        ("double_tree", [1]),
+        ("halving_doubling", [3]),
+        ("local=ring,between=gloo", [0]),
+    ],
+    ids=["ring", "tree", "double_tree", "halving_doubling", "gloo"],
 )
 def test_a_peer_is_killed_at_every_single_step(
     cluster: Cluster, strategy: str, victims: list[int], link: str
