@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collective.arguments import Tensors, check_exchange, check_rank, cut, parts_of, rooted_parts
-from collective.compiled import chunked, listed
+from collective.compiled import chunked, in_a_row, listed
+from collective.cost import lie_together
 from collective.errors import Refused
 from collective.issuing import Issuing, common_shape
-from collective.reduction import Buffer, check_tensor
+from collective.reduction import Buffer, check_tensor, fill
+from collective.row import Row
 from collective.schedule import Kind
 from collective.work import Result, Work
 
@@ -63,17 +65,23 @@ class MovingCalls(Issuing):
                     f"outputs[{self.rank}] has {parts[self.rank].numel()} elements, "
                     f"but input has {input.numel()}"
                 )
-        buffers = [Buffer(part) for part in parts]
-        own = buffers[self.rank].array
-        own[...] = Buffer(input).array
-        arrays = [buffer.array for buffer in buffers]
-        total = sum(array.nbytes for array in arrays)
+        sizes = tuple(part.numel() for part in parts)
+        total = sum(part.nbytes for part in parts)
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
-        program = listed(schedule, self.rank, tuple(array.size for array in arrays), own.itemsize)
         shape = common_shape(schedule, parts, input)
+        if lie_together(Kind.ALL_GATHER, self.size, total):
+            row = Row(parts, outputs)
+            fill(row.runs[self.rank], input)
+            program = in_a_row(schedule, self.rank, sizes, row.array.itemsize)
+            arrays, commit = [row.array], row.commit
+        else:
+            buffers = [Buffer(part) for part in parts]
+            arrays, commit = [buffer.array for buffer in buffers], _commit_all(buffers)
+            arrays[self.rank][...] = Buffer(input).array
+            program = listed(schedule, self.rank, sizes, arrays[0].itemsize)
         return self._issue(
             Kind.ALL_GATHER, strategy, program, arrays, _result(outputs), total, async_op, timeout,
-            dtype=input.dtype, shape=shape, epilogue=_commit_all(buffers),
+            dtype=input.dtype, shape=shape, epilogue=commit,
         )  # fmt: skip
 
     def gather(

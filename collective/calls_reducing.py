@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from collective.arguments import Tensors, check_rank, parts_of
-from collective.compiled import chunked, listed, owned
+from collective.compiled import chunked, in_a_row, owned, runs_of
 from collective.issuing import Issuing, common_shape
 from collective.program import Program
 from collective.reduction import (
@@ -16,8 +16,10 @@ from collective.reduction import (
     check_reduction,
     check_tensor,
     divide,
+    fill,
     fold_of,
     is_widened,
+    room_for,
     scale,
 )
 from collective.schedule import Kind
@@ -148,18 +150,21 @@ class ReducingCalls(Issuing):
             check_tensor(output, "output", written=True)
             check_reduction(op, output.dtype, prescale)
             parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
-        wide = [Buffer(part, widen=True, private=True).array for part in parts]
+        sizes = tuple(part.numel() for part in parts)
+        wide = room_for(sum(sizes), output.dtype, widen=True)
+        runs = [wide[run.start : run.stop] for run in runs_of(sizes)]
+        for run, part in zip(runs, parts, strict=True):
+            fill(run, part)
         total = sum(part.nbytes for part in parts)
         short = is_widened(output.dtype) and prescale is None
         schedule, strategy = self._schedule(
             Kind.REDUCE_SCATTER, total, originals=short, reduction=(op, output.dtype)
         )
         narrow = Narrow(output.dtype, 1) if short and strategy in ORIGINALS else None
-        program = listed(schedule, self.rank, tuple(array.size for array in wide), wide[0].itemsize)
+        program = in_a_row(schedule, self.rank, sizes, wide.itemsize)
         shape = common_shape(schedule, parts, output)
-        for array in wide:
-            scale(array, prescale)
-        mine = wide[self.rank]
+        scale(wide, prescale)
+        mine = runs[self.rank]
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
@@ -167,7 +172,7 @@ class ReducingCalls(Issuing):
             _store(output, mine)
 
         return self._issue(
-            Kind.REDUCE_SCATTER, strategy, program, wide, output, total, async_op, timeout,
+            Kind.REDUCE_SCATTER, strategy, program, (wide,), output, total, async_op, timeout,
             dtype=output.dtype, shape=shape, reduction=op.value, prescale=prescale,
             fold=fold_of(op, output.dtype), narrow=narrow, epilogue=epilogue,
         )  # fmt: skip

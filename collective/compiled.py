@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from collective.program import SEGMENT, Place, Program, compile_program, split
 from collective.schedule import Schedule
@@ -42,6 +44,30 @@ def _chunked_cached(
     runs = split(count, chunks) if chunks else []
     places = [Place(0, start, length) for start, length in runs]
     return _compile(schedule, rank, places, 1, itemsize, joined=True)
+
+
+def in_a_row(
+    schedule: Schedule | Staged, rank: int, sizes: tuple[int, ...], itemsize: int
+) -> Program | StagedProgram:
+    """The program of `rank` over one buffer in which slots of these sizes follow each other.
+
+    All ranks know all sizes.
+    """
+    return _row_cached(_ByIdentity(schedule), rank, sizes, itemsize)
+
+
+@lru_cache(maxsize=512)
+def _row_cached(
+    key: _ByIdentity, rank: int, sizes: tuple[int, ...], itemsize: int
+) -> Program | StagedProgram:
+    places = [Place(0, run.start, len(run)) for run in runs_of(sizes)]
+    return _compile(key.schedule, rank, places, 1, itemsize, joined=True)
+
+
+def runs_of(sizes: Sequence[int]) -> list[range]:
+    """Where slots of these sizes lie that follow each other, in elements."""
+    ends = [*accumulate(sizes, initial=0)]
+    return [range(start, end) for start, end in pairwise(ends)]
 
 
 def listed(

@@ -19,6 +19,19 @@ Nodes = tuple[tuple[int, ...], ...]
 
 #: operations on one tensor, whose slots lie one behind the other
 ON_ONE_TENSOR = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST})
+#: mean bytes of a slot up to which those of an all-gather are put one behind the other: beyond it
+#: copying them costs more than the segments that it saves
+SMALL_SLOT = 64 << 10
+
+
+def lie_together(kind: Kind, ranks: int, nbytes: int) -> bool:
+    """Whether slots lie one behind the other in memory, so that small ones share a segment.
+
+    The same on all ranks: `nbytes` is the whole tensor's.
+    """
+    if kind is Kind.ALL_GATHER:
+        return nbytes <= SMALL_SLOT * ranks
+    return kind in ON_ONE_TENSOR or kind is Kind.REDUCE_SCATTER
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collective import paths
-from collective.cost import ON_ONE_TENSOR, Link, Topology
+from collective.cost import Link, Topology, lie_together
 from collective.schedule import Kind
 from collective.strategies import Flat, TwoLevel, parts, tree
 
@@ -21,14 +21,14 @@ def _flat(
     """One level of `ranks` that are alike."""
     if ranks < 2:
         return paths.Cost()
-    joined = kind in ON_ONE_TENSOR
+    joined = lie_together(kind, ranks, round(nbytes))
     rounds = 2 if kind is Kind.ALL_REDUCE else 1
     share = nbytes / ranks
     match strategy.name:
         case "ring":
             return paths.ring(message, ranks, nbytes, rounds)
         case "halving_doubling":
-            return paths.halving(message, ranks, nbytes, joined)
+            return paths.halving(message, ranks, nbytes, rounds, joined)
         case "recursive_doubling":
             return paths.doubling(message, ranks, nbytes)
         case "bruck" if kind is not Kind.BARRIER:

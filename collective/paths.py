@@ -170,7 +170,7 @@ def _pairs(
     return Cost(path, work)
 
 
-def halving(message: Maker, ranks: int, nbytes: float, joined: bool) -> Cost:
+def halving(message: Maker, ranks: int, nbytes: float, rounds: int, joined: bool) -> Cost:
     power = 1 << (ranks.bit_length() - 1)
     steps = []
     distance = 1
@@ -178,10 +178,12 @@ def halving(message: Maker, ranks: int, nbytes: float, joined: bool) -> Cost:
         slots = 1 if joined else distance * ranks // power
         steps.append((nbytes * distance / power, slots))
         distance *= 2
-    if joined:
+    if rounds == 2:
         return _pairs(message, ranks, (nbytes, 1), steps[::-1] + steps, (nbytes, 1))
     share = nbytes / ranks
-    return _pairs(message, ranks, (share, 1), steps, (nbytes - share, ranks - 1))
+    # what is handed out lies before and behind the slot of who gets it
+    others = min(ranks - 1, 2) if joined else ranks - 1
+    return _pairs(message, ranks, (share, 1), steps, (nbytes - share, others))
 
 
 def doubling(message: Maker, ranks: int, nbytes: float) -> Cost:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from collective.cost import ON_ONE_TENSOR, Link, Topology, slot_sizes, uniform
+from collective.cost import Link, Topology, lie_together, slot_sizes, uniform
 from collective.program import SEGMENT
 from collective.schedule import Kind, Schedule, then
 from collective.shortcuts import FORMULAS, Found, at_many, ring
@@ -152,7 +152,8 @@ def _simulated(
     largest = max(sizes, default=0)
     segments = max(1, ceil(largest / segment))
     if moves * segments <= _EVENTS:
-        timing = simulate(schedule, topology, sizes, segment, joined=kind in ON_ONE_TENSOR)
+        joined = lie_together(kind, schedule.ranks, nbytes)
+        timing = simulate(schedule, topology, sizes, segment, joined=joined)
         return Found(timing.seconds, max(timing.sent), "simulated")
 
     def coarse(pieces: int) -> tuple[float, float, int]:

@@ -180,6 +180,21 @@ def host_array(tensor: torch.Tensor) -> Array:
         return flat.view(unsigned[flat.element_size()]).numpy()
 
 
+def room_for(count: int, dtype: torch.dtype, *, widen: bool = False) -> Array:
+    """Host memory for so many elements; float32 for sixteen-bit floats that are to be combined."""
+    return host_array(
+        torch.empty(count, dtype=torch.float32 if widen and dtype in _WIDENED else dtype)
+    )
+
+
+def fill(array: Array, tensor: torch.Tensor) -> None:
+    """Put the elements of `tensor` into memory that `room_for` made for them."""
+    target = torch.from_numpy(array)
+    if target.dtype != tensor.dtype and target.dtype is not torch.float32:
+        target = target.view(tensor.dtype)
+    target.view(tensor.shape).copy_(tensor.detach())
+
+
 class Buffer:
     """A tensor as flat host memory for one operation, and the way back.
 

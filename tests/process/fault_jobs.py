@@ -54,6 +54,7 @@ def join(
     compiled.SEGMENT = segment or _segment
     compiled._chunked_cached.cache_clear()
     compiled._listed_cached.cache_clear()
+    compiled._row_cached.cache_clear()
     rank = int(os.environ["RANK"])
     peers = []
     for number, text in enumerate(where):

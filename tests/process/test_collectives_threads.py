@@ -259,6 +259,28 @@ def test_uneven_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
     set_.run(work)
 
 
+def test_small_tensors_of_a_list_travel_in_few_frames(ranks: Ranks) -> None:
+    """Halving and doubling on 8 ranks takes 3 messages for a small list, also of uneven parts."""
+
+    def work(group: Group) -> tuple[int, int, int]:
+        outputs = [torch.zeros(r % 3) for r in range(8)]
+        spread = group.all_gather(outputs, torch.full((group.rank % 3,), float(group.rank)))
+        assert [part.tolist() for part in outputs] == [[float(r)] * (r % 3) for r in range(8)]
+        flat = torch.zeros(8, dtype=torch.bfloat16)
+        whole = group.all_gather(flat, torch.ones(1, dtype=torch.bfloat16) * group.rank)
+        assert flat.tolist() == [float(r) for r in range(8)]
+        output = torch.zeros(group.rank % 3)
+        share = group.reduce_scatter(output, [torch.full((r % 3,), float(r)) for r in range(8)])
+        assert output.tolist() == [8.0 * group.rank] * (group.rank % 3)
+        first, second, third = (
+            len(issued.operation._program.sends)  # type: ignore[union-attr]
+            for issued in (spread, whole, share)
+        )
+        return first, second, third
+
+    assert ranks.get(8, "halving_doubling").run(work) == [(3, 3, 3)] * 8
+
+
 @pytest.mark.parametrize("strategy", FLAT)
 def test_results_are_bitwise_equal_on_ranks_and_in_repeats(ranks: Ranks, strategy: str) -> None:
     """Random floats give the same bytes on every rank and in every run, in all float types."""

@@ -37,6 +37,9 @@ LEVELS = [
     }.items()
     for text in texts
 ]
+#: operations on slots of sizes that all ranks know, and those whose slots may lie together
+IN_A_ROW = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+TOGETHER = (*ON_ONE_TENSOR, *IN_A_ROW)
 CASES = [*((kind, text) for kind, texts in FLAT.items() for text in texts), *LEVELS]
 
 
@@ -165,8 +168,11 @@ def test_any_order_of_segments_gives_the_right_result(kind: Kind, strategy: str)
             memory = [[rng.randrange(-99, 99) for _ in range(schedule.slots)] for _ in range(ranks)]
             for nbytes, segment in ((0, 4), (7, 1), (7, 5), (29, 2), (40, 15), (40, 100)):
                 sizes = slot_sizes(kind, schedule, nbytes)
-                for joined in (False, True) if kind in ON_ONE_TENSOR else (False,):
-                    together = Ranks(schedule, sizes, memory, segment, joined, rng)
+                uneven = tuple(rng.randrange(9) for _ in sizes) if kind in IN_A_ROW else sizes
+                for joined, slots in ((False, sizes), (kind in TOGETHER, sizes), (True, uneven)):
+                    if joined and kind not in TOGETHER:
+                        continue
+                    together = Ranks(schedule, slots, memory, segment, joined, rng)
                     together.run()
                     together.check(kind, root)
 
