@@ -21,6 +21,8 @@ from api.progress import plain
 
 #: seconds that frames are kept for a subscriber that may come back
 _LINGER = 30.0
+#: milliseconds after which a browser connects again; its own default is 3 to 5 s
+_RETRY = 1000
 #: frames that wait for one slow subscriber before it gets a new snapshot instead
 _BACKLOG = 64
 
@@ -192,6 +194,7 @@ class Hub:
         if self._closing:
             subscription.end("shutdown")
         try:
+            yield f"retry: {_RETRY}\n\n"
             while True:
                 if subscription.snapshot:
                     subscription.snapshot = False

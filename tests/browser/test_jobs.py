@@ -29,7 +29,7 @@ def test_a_job_is_watched_until_it_completes(tabs: Tabs, api: Api) -> None:
     page, watch = tabs.open("/jobs/new")
     page.check("input[value=upload]")
     page.set_input_files("#file", EXAMPLE)
-    page.fill("#args", '["--epochs", "12"]')
+    page.fill("#args", '["--epochs", "8"]')
     page.fill("#nodes", "2")
     page.fill("#ranks_per_node", "2")
     page.click("button:has-text('Start job')")

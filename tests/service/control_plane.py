@@ -168,7 +168,8 @@ def read_events(response: httpx.Response, timeout: float = 15.0) -> Iterator[dic
         if time.monotonic() > deadline:
             raise AssertionError(f"the stream went on for more than {timeout:g} s")
         if not line:
-            if event:
+            # what comes first says only how soon to connect again
+            if "event" in event:
                 yield event
             event = {}
             continue

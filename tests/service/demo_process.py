@@ -109,8 +109,8 @@ class Demo:
         found = [f"process {pid}" for pid in marked_processes(self.mark)]
         found += [f"process {pid}" for pid, born in self.seen.items() if _born(pid) == born]
         found += [str(path) for path in self.folder.iterdir()]
-        found += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shared_memory]
-        return found
+        segments = [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shared_memory]
+        return found + [path for path in segments if not _mapped(path)]
 
     def assert_nothing_left(self, timeout: float = 0.0) -> None:
         """At once after a normal end; `timeout` is for ends that only the warden sees."""
@@ -120,6 +120,17 @@ class Demo:
             eventually(lambda: not self.left(), deadline - time.monotonic(), "nothing left")
             left = self.left()
         assert not left, f"left behind: {left}\n{self.transcript()}"
+
+
+def _mapped(path: str) -> bool:
+    """Whether a process has a segment mapped: no process of the demo lives, so it is another's."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if path in maps.read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # ended meanwhile
+    return False
 
 
 def _born(pid: int) -> str | None:
