@@ -65,7 +65,7 @@ class Chooser:
         candidates = self._candidates(kind)
         if originals and summing:
             candidates = [Flat(name) for name in ORIGINALS if name in BUILDERS[kind]]
-        elif self.crowded and len(self.topology.nodes) == 1:
+        elif self.crowded and len(self.topology.nodes) in (1, self.topology.ranks):
             return measured_choice(kind, self.topology.ranks, nbytes)
         if len(candidates) == 1:
             return candidates[0]

@@ -1,24 +1,31 @@
 """Measured figures of this machine's links, kept between runs, for the cost model.
 
-They lie in ``$XDG_CACHE_HOME/unisono/links.json``, one entry per kind of link, pair of hosts and
-version.  `collective.benchmark_links` measures them.
+They lie in ``links.json`` in the folder ``UNISONO_CACHE_DIR``, or else
+``$XDG_CACHE_HOME/unisono``, one entry per pair of hosts and version: of links within this machine
+by kind (`collective.benchmark_links` measures them), of links to other machines by the addresses of
+both ends (`collective.calibration`, ``worker probe``).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from collective.cost import Link, Machine, Nodes, Topology
+from collective.cost import Link, Machine
 
 #: kinds of links that can be measured
 KINDS = ("websocket", "shm")
+#: begins the keys of links between machines
+_BETWEEN = "between"
 
 #: where nothing was measured: shared memory, a network of 10 Gbit/s, and a core of today
 LOCAL = Link(15e-6, 8e9)
@@ -26,9 +33,21 @@ BETWEEN = Link(40e-6, 1.25e9)
 MACHINE = Machine(None, 20e-6, 1.5e-10, 1.5e-10, 60e-6)
 
 
-def guessed(nodes: Nodes) -> Topology:
-    """The topology of ranks of which nothing is known but their nodes."""
-    return Topology(nodes, LOCAL, BETWEEN, MACHINE)
+@dataclass(frozen=True)
+class Sample:
+    """What was measured of a link to another machine.
+
+    Attributes:
+        round_trip: seconds of a small message there and back.
+        rate: bytes per second of a large one in one direction.
+    """
+
+    round_trip: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.round_trip < math.inf and 0 < self.rate < math.inf):
+            raise ValueError(f"a link has a round trip and a rate above 0, not {self}")
 
 
 @dataclass(frozen=True)
@@ -77,17 +96,23 @@ class Figures:
 
 def path() -> Path:
     """Where figures are kept."""
+    folder = os.environ.get("UNISONO_CACHE_DIR")
+    if folder:
+        return Path(folder) / "links.json"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "unisono" / "links.json"
 
 
+def _release() -> str:
+    try:
+        return version("unisono")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _key(kind: str) -> str:
     host = socket.gethostname()
-    try:
-        release = version("unisono")
-    except PackageNotFoundError:
-        release = "unknown"
-    return f"{kind} {host} {host} {release}"
+    return f"{kind} {host} {host} {_release()}"
 
 
 def load(kind: str) -> Figures | None:
@@ -110,12 +135,49 @@ def load(kind: str) -> Figures | None:
 
 def store(figures: Figures) -> None:
     """Keep figures in place of earlier ones of the same kind, hosts and version."""
-    entries = _read() | {_key(figures.kind): asdict(figures)}
+    with _changed() as entries:
+        entries[_key(figures.kind)] = asdict(figures)
+
+
+def load_samples() -> dict[tuple[str, str], Sample]:
+    """What was measured between machines, by the addresses of this one and of the other.
+
+    Raises:
+        ValueError: the file is no longer what `store_samples` wrote; names it.
+    """
+    found = {}
+    for key, entry in _read().items():
+        kind, here, there, release = (key.split(" ") + [""] * 4)[:4]
+        if kind == _BETWEEN and release == _release():
+            try:
+                found[here, there] = Sample(**entry)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path()} does not hold round trip and rate from {here} to {there}: {error}; "
+                    "remove it and measure again"
+                ) from None
+    return found
+
+
+def store_samples(samples: Mapping[tuple[str, str], Sample]) -> None:
+    """Keep what was measured, in place of what was measured earlier between the same machines."""
+    with _changed() as entries:
+        for (here, there), sample in samples.items():
+            entries[f"{_BETWEEN} {here} {there} {_release()}"] = asdict(sample)
+
+
+@contextmanager
+def _changed() -> Iterator[dict[str, Any]]:
+    """The entries, written back in one step; one process at a time."""
     where = path()
     where.parent.mkdir(parents=True, exist_ok=True)
-    fresh = where.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(entries, indent=1) + "\n")
-    fresh.replace(where)
+    with open(where.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = _read()
+        yield entries
+        fresh = where.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(entries, indent=1) + "\n")
+        fresh.replace(where)
 
 
 def _read() -> dict[str, Any]:

@@ -24,7 +24,6 @@ from collective.choosing import Chooser
 from collective.communicator import Communicator
 from collective.diagnosis import UNHARMED
 from collective.errors import CollectiveError, GroupClosed, Refused
-from collective.figures import guessed
 from collective.leaving import part
 from collective.links.handshake import valid_name
 from collective.links.link import Outlet
@@ -119,7 +118,8 @@ class Group(Calls, TensorService):
         self._libraries: Libraries | None = None
         if engines(self.strategy):
             self._other_libraries()
-        self._schedule(Kind.ALL_REDUCE, 0)  # a strategy that does not exist is refused now
+        if resolve(self.strategy, Kind.ALL_REDUCE, self._node_names) is not None:
+            self._schedule(Kind.ALL_REDUCE, 0)  # one that does not exist is refused now
         wiring.serve_tensors(name, self.ranks)
         _open_groups.add(self)
         if connect:
@@ -130,8 +130,7 @@ class Group(Calls, TensorService):
         self.nodes = tuple(nodes)
         self._node_sets = nodes_of(self.nodes)
         self._node_names = tuple(dict.fromkeys(self.nodes))
-        #: until the links are up and ranks have told each other more
-        self.chooser = Chooser(guessed(self._node_sets), crowded=len(self._node_sets) == 1)
+        self._chooser: Chooser | None = None
 
     # -- state --------------------------------------------------------------------------------
 
@@ -151,6 +150,13 @@ class Group(Calls, TensorService):
                     self.name, self.ranks, self.timeout, _STALL, self._known_links()
                 )
             return self._communicator
+
+    @property
+    def chooser(self) -> Chooser:
+        """What chooses strategies for `auto`, once the links of the group of all are made."""
+        if self._chooser is None:
+            self._chooser = self._wiring.surroundings.chooser(self.ranks, self.nodes)
+        return self._chooser
 
     def _known_links(self) -> dict[int, Outlet]:
         """By rank of this group: links of the group that it is a part of."""

@@ -11,6 +11,7 @@ from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.links.endpoint import MemoryEndpoint, memory_pair
 from collective.links.link import Inlet, Outlet
+from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
 
 
@@ -50,6 +51,11 @@ class MemoryWorld:
         self._hall = hall
         hall.worlds[rank] = self
         self._members: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """All ranks are threads of one interpreter, which runs one of them at a time."""
+        return Surroundings((Facts(1, "here"),) * len(self._hall.worlds))
 
     def connect(
         self,

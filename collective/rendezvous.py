@@ -117,7 +117,10 @@ def assemble(
         RendezvousFailed: someone did not come or cannot be reached.
         ValueError: the strategy does not exist, or names a node that has no rank.
     """
-    world = World(rank, peers, admission, doorman, listener, name)
+    strategy = parse(strategy)
+    world = World(
+        rank, peers, admission, doorman, listener, name, calibrates=isinstance(strategy, Auto)
+    )
     nodes = [peer.node for peer in peers]
     try:
         check_names(parse(strategy), nodes)

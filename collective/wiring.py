@@ -8,6 +8,7 @@ from typing import Protocol
 from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.links.link import Inlet, Outlet
+from collective.surroundings import Surroundings
 from collective.tensor_server import TensorServer
 
 
@@ -21,6 +22,10 @@ class Wiring(Protocol):
     secret: str
     #: seconds that a rank which leaves waits for its peers to read what it sent
     linger: float
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What the ranks know of each other, after the links of the group of all are made."""
 
     def connect(
         self,

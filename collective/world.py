@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collective import diagnosis
+from collective import calibration, diagnosis
 from collective.communicator import Communicator
 from collective.engine import Engine
 from collective.errors import ProtocolError, RendezvousFailed
@@ -23,6 +23,7 @@ from collective.links.listener import Admission, Doorman, Listener, dial
 from collective.links.shared_memory import SharedInlet, SharedOutlet
 from collective.links.wire import FrameKind
 from collective.messages import LinkRequest
+from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
 from collective.watch import Watch
 
@@ -61,11 +62,18 @@ class World:
         doorman: Doorman,
         listener: Listener | None,
         name: str,
+        *,
+        calibrates: bool = False,
     ) -> None:
         """Take over `doorman` and `listener`; without a listener, an agent accepts for the rank.
 
+        Args:
+            name: of the group of all ranks.
+            calibrates: links between nodes are measured where all ranks say so.
+
         Raises:
             RendezvousFailed: cannot listen for the ranks of this node.
+            ValueError: ``UNISONO_LINKS`` or ``UNISONO_CALIBRATION`` has no meaning.
         """
         self.rank = rank
         self.peers = tuple(peers)
@@ -80,6 +88,8 @@ class World:
         self._dialling = threading.Lock()
         self._lost_after = 600.0
         self._name = name
+        self._calibrates = calibration.wanted() and calibrates
+        self._surroundings: Surroundings | None = None
         self._neighbours = _neighbours(rank, self.peers)
         self._shared_listener: Listener | None = None
         if self._neighbours:
@@ -87,6 +97,20 @@ class World:
             listening = shared_handshake.listen(where)
             self._shared_listener = Listener(admission, doorman, [listening], rank)
         _worlds.add(self)
+
+    @property
+    def _nodes(self) -> list[str]:
+        return [peer.node for peer in self.peers]
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What the ranks know of each other, after the links of the group of all are made."""
+        assert self._surroundings is not None
+        return self._surroundings
+
+    def _facts(self, inlets: Mapping[int, Inlet]) -> Facts:
+        kind = "shm" if self._neighbours else "websocket"
+        return calibration.own_facts(self.rank, self._nodes, inlets, kind, self._calibrates)
 
     def _request(self, name: str, ranks: Sequence[int], peer: int, channel: str) -> LinkRequest:
         return LinkRequest(
@@ -162,11 +186,21 @@ class World:
                 peer = next(iter(shared))
                 bell = shared_handshake.take_bell(shared[peer][0], deadline)
                 inlets[peer] = SharedInlet(*shared.pop(peer), bell)
+            own = self._facts(inlets) if name == self._name else None
             for inlet in inlets.values():
                 connections = 1 + len(inlet.others) if inlet.others else 0
-                inlet.say(FrameKind.HELLO, self._admission.epoch, connections)
+                said = b"" if own is None else own.encode()
+                inlet.say(FrameKind.HELLO, self._admission.epoch, connections, said)
             self._await_greetings(outlets, deadline, labels)
             self._bundle(name, outlets, deadline, labels, opened)
+            if own is not None:
+                facts = [
+                    own if peer == me else Facts.decode(outlets[peer].greeting, labels[peer])
+                    for peer in range(size)
+                ]
+                self._surroundings = calibration.calibrate(
+                    me, self._nodes, facts, inlets, outlets, self._admission.epoch, deadline
+                )
         except BaseException as error:
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
             for link in links:

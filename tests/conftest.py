@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +18,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SkipWatch(config.getoption("--forbid-skips")), "skip-watch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measured_links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what programs measure here apart from what this machine's user has measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_CACHE_DIR", str(tmp_path_factory.mktemp("links")))
+        yield
 
 
 def pytest_collection_finish() -> None:

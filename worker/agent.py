@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from collective.addresses import AddressError, choose_addresses
+from collective.machine import core_set, cores
 from collective.messages import (
     AgentHello,
     AttemptOver,
@@ -385,17 +385,6 @@ def own_addresses() -> list[str]:
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def core_set() -> str:
-    """Which cores `cores` counts: the same for two agents that run on the same ones."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return hashlib.sha256(f"{boot} {sorted(os.sched_getaffinity(0))}".encode()).hexdigest()[:16]
 
 
 def _version() -> str:

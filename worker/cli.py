@@ -19,7 +19,8 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from collective.addresses import AddressError, parse_address
-from worker.agent import Agent, Options, cores, own_addresses
+from collective.machine import cores
+from worker.agent import Agent, Options, own_addresses
 from worker.control import ControlPlane
 from worker.devices import discover, list_devices
 from worker.errors import LocalProblem, WorkerError

@@ -84,6 +84,12 @@ class SocketEndpoint:
         inet = self._socket.family in (socket.AF_INET, socket.AF_INET6)
         return str(self._socket.getsockname()[0]) if inet else None
 
+    def hosts(self) -> tuple[str, str]:
+        """The addresses of this machine and of the peer's, of a connection over IP."""
+        ends = self._socket.getsockname(), self._socket.getpeername()
+        here, there = (str(end[0]).removeprefix("::ffff:").partition("%")[0] for end in ends)
+        return here, there
+
     def ended(self) -> bool:
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLRDHUP)

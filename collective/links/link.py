@@ -52,6 +52,8 @@ class Outlet:
         self.writable = True
         self.hung_up = False
         self.greeted = False
+        #: what the peer said in its HELLO
+        self.greeting = b""
         #: how many connections the peer has made of this link
         self.connections = 1
         #: bytes given to the endpoint so far, headers included
@@ -127,6 +129,7 @@ class Outlet:
     def take_over(self, other: Outlet) -> None:
         """Go on as another outlet over the same endpoint, which nothing was sent on yet."""
         self.greeted = other.greeted
+        self.greeting = other.greeting
         self.connections = other.connections
         self._control = other._control
         self._early = other._early
@@ -180,6 +183,7 @@ class Outlet:
                 header = Header._make(HEADER.unpack_from(body))
                 if header.kind == FrameKind.HELLO:
                     self.greeted = True
+                    self.greeting = body[HEADER_SIZE:]
                     self.connections = header.sequence or 1
                 else:
                     frames.append((header, body[HEADER_SIZE:]))
@@ -196,6 +200,19 @@ class Outlet:
         self.readable = True
         self._early = self.control()
         return self.greeted
+
+    def hear(self, *kinds: FrameKind) -> tuple[Header, bytes] | None:
+        """The first control frame of these kinds, if one has come; others stay for `control`.
+
+        Raises:
+            EndOfLink, ProtocolError: as `control`.
+        """
+        self.readable = True
+        self._early = self.control()
+        for place, frame in enumerate(self._early):
+            if frame[0].kind in kinds:
+                return self._early.pop(place)
+        return None
 
     def ended(self) -> bool:
         """Whether the peer has closed its end, also where nobody has read that far."""

@@ -25,14 +25,17 @@ class FrameKind(IntEnum):
     MESSAGE = 2  # a segment of a point-to-point message
     TENSOR = 3  # what a downloaded tensor is: JSON
     REFUSAL = 4  # why there is no download: JSON
-    HELLO = 16  # the dialler is ready to receive
+    PROBED = 6  # bytes without a meaning, by which a link is measured
+    HELLO = 16  # the dialler is ready to receive; what it says of itself: JSON
     ABORT = 17  # an operation is given up: JSON
     LEFT = 18  # this rank left the group in order, after operation `sequence`
     STATUS = 19  # where this rank is: JSON
     OFFER = 20  # a send waits for its receiver: JSON
     WANT = 21  # a receive waits for its sender: JSON
     FETCH = 22  # which tensor is to be downloaded, and from which byte on: JSON
-    DONE = 23  # the tensor is here and its checksum is right
+    DONE = 23  # the tensor is here and its checksum is right; the link has been measured
+    PROBE = 24  # asks for `sequence` bytes, to measure the link
+    FIGURES = 25  # what a rank has measured: JSON
 
 
 #: flag: the descriptor follows the header; its length is in the header's third field

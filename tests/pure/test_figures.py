@@ -31,6 +31,7 @@ ROW: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of each test's own."""
+    monkeypatch.delenv("UNISONO_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "unisono" / "links.json"
 
@@ -44,7 +45,7 @@ def test_figures_are_kept_per_kind_of_link(cache: Path) -> None:
     figures.store(newer)
     assert figures.load("websocket") == newer
     assert figures.load("shm") == replace(FIGURES, kind="shm", latency=0.0)
-    assert [path.name for path in cache.parent.iterdir()] == ["links.json"]
+    assert {path.name for path in cache.parent.iterdir()} == {"links.json", "links.lock"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"KEY": {"kind": "websocket"}}'])

@@ -1,0 +1,133 @@
+"""Measures a link by itself: its receiving end asks for bytes, its sending end gives them.
+
+A PROBE asks for so many bytes, which come in frames of kind PROBED, of which one that asks for none
+gets one; DONE ends it.  This runs before a group's first operation, or on a link of its own.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from collective.errors import ProtocolError, RendezvousFailed
+from collective.figures import Sample
+from collective.links.link import Inlet, Outlet, frame_head
+from collective.links.wire import FrameKind, Header
+from collective.program import SEGMENT
+
+T = TypeVar("T")
+
+#: round trips: at least, and at most
+_LEAST, _MOST = 3, 20
+#: bytes of the first and of the largest question about the rate
+_FIRST, _LARGEST = 256 << 10, 16 << 20
+#: seconds that tell a rate well enough
+_ENOUGH = 0.015
+
+
+def measure(inlet: Inlet, epoch: int, limit: float, deadline: float, label: str) -> Sample:
+    """Measure the link of `inlet`, whose other end is in `serve`.
+
+    Args:
+        inlet: the receiving end.
+        epoch: of the group.
+        limit: seconds that it should take; where the network is so slow that a few round trips
+            take longer, it takes as long as they do.
+        deadline: monotonic time at which to give up.
+        label: who the peer is, for messages.
+
+    Raises:
+        RendezvousFailed: the peer did not answer until `deadline`.
+        EndOfLink: it closed the link.
+        ProtocolError: it answered something else.
+    """
+    room = memoryview(bytearray(SEGMENT))
+
+    def ask(nbytes: int) -> float:
+        start = time.perf_counter()
+        inlet.say(FrameKind.PROBE, epoch, nbytes)
+        until(lambda: inlet.flush() or None, inlet, select.POLLOUT, deadline, label)
+        left = max(nbytes, 1)
+        while left > 0:
+            header = until(inlet.header, inlet, select.POLLIN, deadline, label)
+            if header.kind != FrameKind.PROBED or header.length > min(left, SEGMENT):
+                raise ProtocolError(f"{label} answered a probe with {header}")
+            read = partial(_read, inlet, room[: header.length])
+            until(read, inlet, select.POLLIN, deadline, label)
+            left -= max(header.length, 1)
+        return time.perf_counter() - start
+
+    begun = time.perf_counter()
+    trips: list[float] = []
+    while len(trips) < _LEAST or (len(trips) < _MOST and time.perf_counter() - begun < limit / 4):
+        trips.append(ask(0))
+    # what is slower waited for a core, which is no property of the link
+    round_trip = sorted(trips)[len(trips) // 4]
+    nbytes, rate = _FIRST, 0.0
+    while True:
+        taken = ask(nbytes)
+        rate = max(rate, nbytes / max(taken - round_trip, taken / 10))
+        spent = time.perf_counter() - begun
+        if taken - round_trip > _ENOUGH or nbytes == _LARGEST or spent + 2 * taken > limit:
+            break
+        nbytes *= 2
+    inlet.say(FrameKind.DONE, epoch)
+    return Sample(round_trip, rate)
+
+
+def _read(inlet: Inlet, view: memoryview) -> bool | None:
+    return inlet.read_into(view) or None
+
+
+def serve(outlet: Outlet, epoch: int, deadline: float, label: str) -> None:
+    """Answer the questions of `measure` at the other end until it is done.
+
+    Raises:
+        RendezvousFailed: the peer asked nothing until `deadline`.
+        EndOfLink: it closed the link.
+        ProtocolError: it asks for too much.
+    """
+    zeros = memoryview(bytes(SEGMENT))
+
+    def asked() -> tuple[Header, bytes] | None:
+        return outlet.hear(FrameKind.PROBE, FrameKind.DONE)
+
+    while True:
+        header, _ = until(asked, outlet, select.POLLIN, deadline, label)
+        if header.kind == FrameKind.DONE:
+            return
+        if header.sequence > _LARGEST:
+            raise ProtocolError(f"{label} asks for {header.sequence} bytes to measure its link")
+        for start in range(0, max(header.sequence, 1), SEGMENT):
+            size = min(header.sequence - start, SEGMENT)
+            outlet.begin(frame_head(FrameKind.PROBED, epoch, 0, 0, size, 0), zeros[:size])
+            until(lambda: outlet.flush() or None, outlet, select.POLLOUT, deadline, label)
+
+
+def until(
+    step: Callable[[], T | None],
+    link: Inlet | Outlet,
+    events: int,
+    deadline: float,
+    label: str,
+) -> T:
+    """What `step` gives, called again whenever the link is ready, as soon as it gives something.
+
+    Raises:
+        RendezvousFailed: it gave nothing until `deadline` (monotonic).
+    """
+    ends = (link, *link.others)
+    poll = select.poll()
+    for end in ends:
+        poll.register(end.endpoint.fileno(), events)
+    while (found := step()) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise RendezvousFailed(f"{label} did not answer while its link was measured")
+        poll.poll(left * 1000)
+        for end in ends:
+            end.readable = end.writable = True
+    return found

@@ -1,0 +1,162 @@
+"""What the ranks of a group know of each other's machines and of the ways between them.
+
+Each rank says its `Facts` in the greeting of its links, so all ranks know the same, and choose
+strategies alike (`collective.choosing`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from collective import figures
+from collective.choosing import Chooser
+from collective.cost import Link, Machine, Topology
+from collective.errors import ProtocolError
+from collective.figures import Figures, Sample
+from collective.strategies import nodes_of
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank says of itself.
+
+    Attributes:
+        cores: that it may use.
+        core_set: the same for ranks that share these cores.
+        calibrates: whether links may be measured for it.
+        figures: of links within its node, if it has measured them (`collective.figures`).
+        samples: of links to the leaders of other nodes, by rank, as it has measured them before.
+    """
+
+    cores: int
+    core_set: str = ""
+    calibrates: bool = False
+    figures: Figures | None = None
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """As the body of a greeting."""
+        return json.dumps(
+            {
+                "cores": self.cores,
+                "core_set": self.core_set,
+                "calibrates": self.calibrates,
+                "figures": None if self.figures is None else asdict(self.figures),
+                "samples": encoded(self.samples),
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, body: bytes, label: str) -> Facts:
+        """What a peer said; one that says nothing has a core to itself.
+
+        Raises:
+            ProtocolError: it makes no sense; names the peer.
+        """
+        if not body:
+            return cls(1, label)
+        try:
+            found = json.loads(body)
+            measured = found["figures"]
+            facts = cls(
+                int(found["cores"]),
+                str(found["core_set"]),
+                bool(found["calibrates"]),
+                None if measured is None else Figures(**measured),
+                decoded(found["samples"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ProtocolError(
+                f"{label} says nothing of use about itself ({error!r}); "
+                "do all ranks run the same version?"
+            ) from None
+        if facts.cores < 1:
+            raise ProtocolError(f"{label} says that it has {facts.cores} cores")
+        return facts
+
+
+def encoded(samples: Mapping[int, Sample]) -> dict[str, list[float]]:
+    """Samples as JSON has them."""
+    return {str(rank): [one.round_trip, one.rate] for rank, one in samples.items()}
+
+
+def decoded(found: Mapping[str, Sequence[float]]) -> dict[int, Sample]:
+    """The samples of `encoded`.
+
+    Raises:
+        ValueError: a figure is none.
+    """
+    return {
+        int(rank): Sample(float(round_trip), float(rate))
+        for rank, (round_trip, rate) in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all ranks of a world know alike.
+
+    Attributes:
+        facts: of each rank.
+        samples: of links between nodes, by the names of both.
+    """
+
+    facts: tuple[Facts, ...]
+    samples: Mapping[tuple[str, str], Sample] = field(default_factory=dict)
+
+    def chooser(self, ranks: Sequence[int], names: Sequence[str]) -> Chooser:
+        """What chooses for a group of these ranks, on nodes of these names."""
+        facts = [self.facts[rank] for rank in ranks]
+        shared = Counter(one.core_set for one in facts)
+        crowded = len(shared) == 1 and min(one.cores for one in facts) < len(ranks)
+        return Chooser(self._topology(names, facts, shared), crowded)
+
+    def _topology(
+        self, names: Sequence[str], facts: Sequence[Facts], shared: Counter[str]
+    ) -> Topology:
+        nodes = nodes_of(names)
+        measured = [one.figures for one in facts if one.figures is not None]
+        # a node has its part of the cores of a machine that it shares with others
+        parts = [
+            one.cores * len(node) // shared[one.core_set]
+            for node in nodes
+            for one in [facts[rank] for rank in node]
+        ]
+        machine = replace(_slowest(measured) or figures.MACHINE, cores=max(1, min(parts)))
+        local = figures.LOCAL
+        if measured:
+            local = Link(
+                max(one.latency for one in measured), min(one.bandwidth for one in measured)
+            )
+        there = set(names)
+        found = [one for pair, one in self.samples.items() if there.issuperset(pair)]
+        return Topology(nodes, local, between(found) or figures.BETWEEN, machine)
+
+
+def between(samples: Sequence[Sample]) -> Link | None:
+    """The link that stands for all of which these are samples; None without any.
+
+    A message takes as long as on most of them; the slowest one keeps all from sending faster.
+    """
+    if not samples:
+        return None
+    return Link(
+        statistics.median(one.round_trip for one in samples) / 2, min(one.rate for one in samples)
+    )
+
+
+def _slowest(measured: Sequence[Figures]) -> Machine | None:
+    if not measured:
+        return None
+    machines = [one.machine for one in measured]
+    return Machine(
+        None,
+        max(one.per_segment for one in machines),
+        max(one.per_byte for one in machines),
+        max(one.per_byte_sent for one in machines),
+        max(one.per_call for one in machines),
+    )
