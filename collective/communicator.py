@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from collective import diagnosis
 from collective.diagnosis import Heard
-from collective.errors import CollectiveError, ProtocolError, Refused
+from collective.errors import CollectiveError, Mismatch, ProtocolError, Refused
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind, Header
 from collective.messaging import Messaging
@@ -343,6 +343,8 @@ class Communicator:
 
     def fail(self, error: BaseException, reporter: object = None) -> None:
         """Poison the group: end everything with `error`, and tell the other ranks once."""
+        if self.error is None and isinstance(error, Mismatch) and reporter is None:
+            error = self._behind(error)
         if self.error is not None:
             return
         self.error = error
@@ -357,6 +359,14 @@ class Communicator:
             operation.release()
             operation.finish(error)
         self.messaging.fail(error)
+
+    def _behind(self, error: Mismatch) -> CollectiveError:
+        """What explains that ranks disagree: what a peer has said by now, or one that is gone."""
+        for peer, outlet in self.outlets.items():
+            self.hear(peer)
+            if self.error is None and peer not in self.left and outlet.ended():
+                return diagnosis.lost(self, peer, "it ended before the others", self._active())
+        return error
 
     # -- waiting ------------------------------------------------------------------------------
 

@@ -174,6 +174,17 @@ def _note(seen: Seen, error: CollectiveError, start: float) -> None:
         seen.wrong.append(f"a barrier after {error!r}")
 
 
+def disagree() -> Seen:
+    """Rank 0 calls something else than the others."""
+    seen = Seen()
+    start = time.monotonic()
+    try:
+        group().barrier() if group().rank == 0 else group().all_reduce(torch.ones(5))
+    except CollectiveError as error:
+        _note(seen, error, start)
+    return seen
+
+
 # -- random operations ----------------------------------------------------------------------------
 
 

@@ -77,6 +77,20 @@ def test_a_peer_is_killed_at_every_single_step(
     assert cases >= 8
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["sockets", "shared memory"])
+def test_a_loss_is_the_cause_of_what_ranks_disagree_on_after_it(
+    cluster: Cluster, shared: bool
+) -> None:
+    """Who comes with another call after a rank has died is told of the loss, as the others are."""
+    cluster.join("centralized", shared=shared)
+    cluster.ranks.processes[3].kill()
+    cluster.ranks.processes[3].wait()
+    others = cluster.ranks.outcomes(jobs.disagree, ranks=[1, 2], timeout=2 * SOON)
+    late = cluster.ranks.outcomes(jobs.disagree, ranks=[0], timeout=2 * SOON)
+    assert check_survivors([*late, *others, None], 3) == 3
+    cluster.leave(3)
+
+
 def soak(cluster: Cluster, seconds: float, seed: int) -> int:
     """Epochs of random operations, most with a kill, until the time is over; how many."""
     shared = random.Random(seed)
