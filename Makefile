@@ -13,12 +13,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format types
+.PHONY: help setup demo test test-fast soak lint format types
 
 help:
 	@echo "make demo       a control plane, two workers and a training job on this machine"
 	@echo "make setup      $(VENV) with all that is needed"
 	@echo "make test       all tests; make test-fast leaves out the large matrices"
+	@echo "make soak       a minute of random operations with random kills; UNISONO_SOAK_SECONDS=600 for ten"
 	@echo "make lint       ruff and the import contracts; make format rewrites"
 	@echo "make types      mypy, strict"
 
@@ -38,7 +39,10 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not soak" $(PYTEST_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collective.engine import Engine
 
 _log = logging.getLogger("unisono.collective")
+#: seconds within which the end of a process has reached all its peers, also on a busy machine
+_LOSS_IS_SEEN = 0.1
 
 
 class Communicator:
@@ -361,11 +364,23 @@ class Communicator:
         self.messaging.fail(error)
 
     def _behind(self, error: Mismatch) -> CollectiveError:
-        """What explains that ranks disagree: what a peer has said by now, or one that is gone."""
+        """What explains that ranks disagree: what a peer has said by now, or one that is gone.
+
+        A loss is not seen by all at the same moment: who has seen it may call something else, and
+        those who have not would blame that rank.
+        """
+        poll = select.poll()
         for peer, outlet in self.outlets.items():
             self.hear(peer)
+            if peer not in self.left:
+                poll.register(outlet.endpoint.fileno(), select.POLLRDHUP)
+        if self.error is None:
+            poll.poll(_LOSS_IS_SEEN * 1000)
+        for peer, outlet in self.outlets.items():
             if self.error is None and peer not in self.left and outlet.ended():
-                return diagnosis.lost(self, peer, "it ended before the others", self._active())
+                self.hear(peer)
+                if self.error is None and peer not in self.left:
+                    return diagnosis.lost(self, peer, "while ranks disagreed", self._active())
         return error
 
     # -- waiting ------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ import fault_jobs as jobs
 from forked_ranks import ForkedRanks
 from thread_ranks import addresses
 
+#: seconds within which survivors must know
+SOON = 5.0
+
 
 class Cluster:
     """Four ranks that meet again under a new epoch after each loss."""
@@ -29,3 +32,25 @@ class Cluster:
         assert all(outcome is not None and not outcome.kinds for outcome in outcomes), outcomes
         if dead is not None:
             self.ranks.revive(dead)
+
+
+def check_survivors(found: list[object], victim: int, done: int | None = None) -> int:
+    """Each survivor's error names the victim, soon, and nothing was wrong before it.
+
+    With `done`, a survivor may have had so many right operations and no more to do.
+    """
+    told = 0
+    for rank, outcome in enumerate(found):
+        if rank == victim:
+            assert outcome is None, "it was to die"
+            continue
+        seen = outcome.value  # type: ignore[attr-defined]
+        assert isinstance(seen, jobs.Seen), outcome
+        if seen == jobs.Seen(right=done or -1):
+            continue
+        assert not seen.wrong, f"rank {rank}: {seen}"
+        assert (seen.kind, seen.culprit) == ("PeerLost", victim), f"rank {rank} of {found}"
+        assert f"rank {victim} on node n{victim // 2}" in seen.text
+        assert seen.seconds < SOON
+        told += 1
+    return told
