@@ -152,20 +152,24 @@ async def job(user: CurrentUser, job_id: str, rank: int = 0, stream: str = "stdo
         facts=views.job_facts(found),
         notes=views.rank_notes(ranks),
         window=views.WINDOW,
-        log=await _log(user, path, rank, stream if stream in _STREAMS else "stdout", bool(ranks)),
+        log=await _log(user, found, rank, stream if stream in _STREAMS else "stdout", bool(ranks)),
     )
 
 
-async def _log(user: User, job: str, rank: int, stream: str, placed: bool) -> dict[str, Any]:
+async def _log(
+    user: User, job: dict[str, Any], rank: int, stream: str, placed: bool
+) -> dict[str, Any]:
     """The end of one rank's output."""
-    path = f"{job}/ranks/{rank}/logs/{stream}"
+    path = f"/jobs/{path_part(job['id'])}/ranks/{rank}/logs/{stream}"
+    empty, more = ("no output", "") if job["ended_at"] else ("no output yet", " so far")
     shown = {"rank": rank, "stream": stream, "full_url": f"/api/v1{path}"}
+    shown |= {"empty": empty, "more": more}
     if not placed:
-        return shown | {"text": "", "next": 0, "note": "no output yet"}
+        return shown | {"text": "", "next": 0, "note": empty}
     query = {"offset": -TAIL, "limit": TAIL}
     answer = await user.api.answer("GET", path, params=query)
     size = int(answer.headers["unisono-size"])
-    note = f"{size:,} bytes so far" if size else "no output yet"
+    note = f"{size:,} bytes{shown['more']}" if size else empty
     if size > TAIL:
         note = f"the end of {size:,} bytes"
     tail = {"text": answer.text, "next": int(answer.headers["unisono-next-offset"])}

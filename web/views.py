@@ -253,7 +253,7 @@ def shown_rank(rank: Plain, columns: Plain | None, job: Plain) -> dict[str, Any]
             "waiting": "queued",
             "not-started": "cancelled",
         }.get(state, state),
-        "state_text": state,
+        "state_text": state.replace("-", " "),
         "exit_text": exit_text(rank.get("exit_code"), rank.get("signal")),
         "last_step": rank.get("step"),
         "phases": typical(columns),

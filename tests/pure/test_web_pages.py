@@ -192,6 +192,12 @@ def test_numbers_as_text(function: Any, value: Any, text: str) -> None:
     assert function(value) == text
 
 
+def test_states_of_ranks_are_words() -> None:
+    """A rank that was never started says so in words, as one that nothing went wrong with."""
+    shown = views.shown_rank(rank() | {"state": "not-started", "exit_code": None}, None, job())
+    assert (shown["state_text"], shown["shown_state"]) == ("not started", "cancelled")
+
+
 def test_a_typical_step_is_no_warm_up() -> None:
     """A rank's figures are of its ordinary steps, not of the first or of rare slow ones."""
     columns: dict[str, Any] = {name: [9.0, 0.1, 7.0, 0.2, 0.4] for name in views.PHASES}

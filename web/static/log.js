@@ -94,7 +94,7 @@ export class Log {
       const answer = await fetch(`${url}?offset=${offset}&limit=${TAIL}`, { cache: "no-store" });
       if (this.busy !== asked) return;
       if (!answer.ok) {
-        setText(this.note, answer.status === 404 ? "no output yet" : `could not be read (${answer.status})`);
+        setText(this.note, answer.status === 404 ? this.note.dataset.empty : `could not be read (${answer.status})`);
         return;
       }
       const from = Number(answer.headers.get("Unisono-Offset"));
@@ -134,7 +134,7 @@ export class Log {
         this.pre.firstChild.remove();
       }
     }
-    setText(this.note, this.length ? `${this.next.toLocaleString("en-US")} bytes so far` : "no output yet");
+    setText(this.note, this.length ? `${this.next.toLocaleString("en-US")} bytes${this.note.dataset.more}` : this.note.dataset.empty);
     this.#bottom();
   }
 
