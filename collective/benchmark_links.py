@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -22,10 +24,10 @@ from collective.figures import Figures
 from collective.program import SEGMENT
 
 _SMALL = 8
-_LARGE = 16 * SEGMENT
 _ROUNDS = 5
-#: calls of one round
-_CALLS = {_SMALL: 40, SEGMENT: 6, _LARGE: 1}
+#: calls of one round, by size
+_CALLS = {_SMALL: 40, SEGMENT: 6, 2 * SEGMENT: 3, 4 * SEGMENT: 2, 8 * SEGMENT: 1, 16 * SEGMENT: 1}
+_LARGE = tuple(size for size in _CALLS if size > _SMALL)
 #: a link that takes less time than this share of a stream's is taken to cost nothing of its own
 _LEAST_SHARE = 0.05
 
@@ -45,21 +47,21 @@ def run(kind: str) -> Figures:
             _measure("all_reduce", strategy, _SMALL)
             for strategy in ("direct", "centralized", "ring")
         )
-        one, many = (_measure("reduce", "centralized", size) for size in (SEGMENT, _LARGE))
+        large = [_measure("reduce", "centralized", size) for size in _LARGE]
     set_strategy("auto")
     # a ring sends and receives one segment more per rank than a swap
     per_segment = max(0.0, (sum(ring.cores) - sum(direct.cores)) / 4)
     per_call = max(0.0, sum(direct.cores) / 2 - 2 * per_segment)
     hop = ((star.seconds - per_call) / 2 + direct.seconds - per_call) / 2
     latency = max(0.0, hop - 2 * per_segment)
-    span, segments = _LARGE - SEGMENT, (_LARGE - SEGMENT) / SEGMENT
+    per_second = slope(_LARGE, [cost.seconds for cost in large])
+    rate = 1 / per_second if per_second > 0 else _LARGE[-1] / large[-1].seconds
     received, sent = (
-        max(0.0, (large - small - segments * per_segment) / span)
-        for large, small in zip(many.cores, one.cores, strict=True)
+        per_byte(slope(_LARGE, [cost.cores[rank] for cost in large]), per_segment, rate)
+        for rank in (0, 1)
     )
-    rate = span / max(many.seconds - one.seconds, 1e-9)
     # alone on its way, a segment takes what both ends and the link between them take
-    alone = (one.seconds - per_call - 2 * hop) / SEGMENT
+    alone = (large[0].seconds - per_call - 2 * hop) / SEGMENT
     of_link = max(alone - received - sent, _LEAST_SHARE / rate)
     return Figures(
         kind=kind,
@@ -73,6 +75,28 @@ def run(kind: str) -> Figures:
         round_trip=2 * hop,
         rate=rate,
     )
+
+
+def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds per byte, however far off some measurements are: the median over all pairs.
+
+    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
+    """
+    points = zip(sizes, seconds, strict=True)
+    return statistics.median(
+        (later - earlier) / (more - fewer)
+        for (fewer, earlier), (more, later) in combinations(points, 2)
+    )
+
+
+def per_byte(slope: float, per_segment: float, rate: float) -> float:
+    """What of a core's seconds per byte is not spent on segments as such; always above 0.
+
+    A segment of a small message costs more than one of many, since its process has to be woken for
+    it; so its cost may come out as more than all that a large tensor's bytes cost.
+    """
+    slope = max(slope, _LEAST_SHARE / rate)
+    return max(slope - per_segment / SEGMENT, slope / 4)
 
 
 def _measure(operation: str, strategy: str, nbytes: int) -> _Cost:
@@ -92,7 +116,8 @@ def _measure(operation: str, strategy: str, nbytes: int) -> _Cost:
     mine[dist.get_rank()] = statistics.median(used for _, used in rounds)
     dist.all_reduce(mine)
     first, second = mine.tolist()
-    return _Cost(statistics.median(seconds), (first, second))
+    # what is slower waited for a core, which is no property of the link
+    return _Cost(min(seconds), (first, second))
 
 
 def _call(operation: str, tensor: Any) -> None:

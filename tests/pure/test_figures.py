@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 from collective import figures
+from collective.benchmark_links import per_byte, slope
 from collective.cost import Link, Machine, uniform
 from collective.figures import Figures
 from collective.prediction import predict
+from collective.program import SEGMENT
 from collective.schedule import Kind
 from unisono.bench_links import predicted
 from unisono.bench_plot import draw, title
@@ -97,6 +99,17 @@ def test_plans_take_what_is_not_given_from_measurements() -> None:
         seconds = json.loads(plan(*arguments).stdout)["seconds"]
         expected = predict("ring", Kind.ALL_REDUCE, topology, 1 << 20).seconds
         assert seconds == pytest.approx(expected, rel=0.01)
+
+
+def test_a_byte_always_costs_a_core_something() -> None:
+    """One measurement that is far off does not move the fit, and noise makes no cost vanish."""
+    sizes = [SEGMENT << step for step in range(5)]
+    right = [20e-6 + 3e-10 * size for size in sizes]
+    assert slope(sizes, right) == pytest.approx(3e-10)
+    assert slope(sizes, [*right[:2], 1.0, *right[3:]]) == pytest.approx(3e-10, rel=0.3)
+    assert per_byte(3e-10, SEGMENT * 1e-10, 1e9) == pytest.approx(2e-10)
+    assert per_byte(3e-10, SEGMENT * 5e-10, 1e9) == pytest.approx(0.75e-10)
+    assert per_byte(-1e-10, 0.0, 1e9) > 0
 
 
 def test_a_picture_shows_every_series() -> None:
