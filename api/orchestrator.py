@@ -8,6 +8,7 @@ anybody learns of it: what an agent was told can always be found in the database
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,8 @@ class Orchestrator:
 
     def __init__(self, settings: Settings, storage: Storage, cluster: Cluster, hub: Hub) -> None:
         self._settings = settings
+        #: nodes get a new one with the next welcome, so it need not outlive this process
+        self._probe_secret = secrets.token_hex(16)
         self._storage = storage
         self._cluster = cluster
         self._hub = hub
@@ -217,6 +220,7 @@ class Orchestrator:
                 heartbeat=self._settings.heartbeat,
                 acknowledged=acknowledged,
                 end=dead,
+                probe_secret=self._probe_secret,
             )
         )
         for attempt in list(self.attempts.values()):

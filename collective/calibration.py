@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import select
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from collective import figures
@@ -84,10 +85,10 @@ def own_facts(
     if me in leaders:
         try:
             measured = figures.load(kind)
-            if len(leaders) > 1:
-                known = figures.load_samples()
-                ends = {peer: _ends(inlets[peer]) for peer in leaders if peer != me}
-                samples = {peer: known[pair] for peer, pair in ends.items() if pair in known}
+            known = figures.load_samples()
+            ends = {peer: _ends(inlets[peer]) for peer in leaders if peer != me}
+            ends[me] = (socket.gethostname(),) * 2  # of shared memory
+            samples = {peer: known[pair] for peer, pair in ends.items() if pair in known}
         except (OSError, ValueError) as error:
             _log.warning("measured figures cannot be used: %s", error)
     return Facts(cores(), core_set(), calibrates, measured, samples)

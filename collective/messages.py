@@ -322,6 +322,8 @@ class Welcome(Message):
     acknowledged: int
     #: attempts that the agent holds but that are over for the control plane: to be ended
     end: list[str] = field(default_factory=list)
+    #: what nodes show each other to measure the link between them
+    probe_secret: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

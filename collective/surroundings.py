@@ -29,7 +29,8 @@ class Facts:
         core_set: the same for ranks that share these cores.
         calibrates: whether links may be measured for it.
         figures: of links within its node, if it has measured them (`collective.figures`).
-        samples: of links to the leaders of other nodes, by rank, as it has measured them before.
+        samples: of links to the leaders of other nodes, by rank, as it has measured them before;
+            by its own rank of shared memory.
     """
 
     cores: int
@@ -113,10 +114,17 @@ class Surroundings:
         facts = [self.facts[rank] for rank in ranks]
         shared = Counter(one.core_set for one in facts)
         crowded = len(shared) == 1 and min(one.cores for one in facts) < len(ranks)
-        return Chooser(self._topology(names, facts, shared), crowded)
+        within = [
+            one.samples[rank] for rank, one in zip(ranks, facts, strict=True) if rank in one.samples
+        ]
+        return Chooser(self._topology(names, facts, shared, within), crowded)
 
     def _topology(
-        self, names: Sequence[str], facts: Sequence[Facts], shared: Counter[str]
+        self,
+        names: Sequence[str],
+        facts: Sequence[Facts],
+        shared: Counter[str],
+        within: Sequence[Sample],
     ) -> Topology:
         nodes = nodes_of(names)
         measured = [one.figures for one in facts if one.figures is not None]
@@ -127,17 +135,17 @@ class Surroundings:
             for one in [facts[rank] for rank in node]
         ]
         machine = replace(_slowest(measured) or figures.MACHINE, cores=max(1, min(parts)))
-        local = figures.LOCAL
+        local = typical(within) or figures.LOCAL
         if measured:
             local = Link(
                 max(one.latency for one in measured), min(one.bandwidth for one in measured)
             )
         there = set(names)
         found = [one for pair, one in self.samples.items() if there.issuperset(pair)]
-        return Topology(nodes, local, between(found) or figures.BETWEEN, machine)
+        return Topology(nodes, local, typical(found) or figures.BETWEEN, machine)
 
 
-def between(samples: Sequence[Sample]) -> Link | None:
+def typical(samples: Sequence[Sample]) -> Link | None:
     """The link that stands for all of which these are samples; None without any.
 
     A message takes as long as on most of them; the slowest one keeps all from sending faster.

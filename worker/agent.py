@@ -41,6 +41,7 @@ from worker.devices import CpuSlots, discover, list_devices
 from worker.errors import LocalProblem, Refused
 from worker.interpreters import Interpreters
 from worker.launcher import Launcher, base_environment
+from worker.probing import ProbeServer
 from worker.rank_socket import RankSocket
 from worker.settings import Settings
 from worker.spool import Spool
@@ -93,9 +94,11 @@ class Agent:
         self._end_leftovers()
         self._spool = Spool(self.state.spool, settings.spool_bytes)
         self._rank_socket = RankSocket(self.state.socket_path(), welcome=self._welcome_rank)
+        self._probes = ProbeServer()
         self.data_port = DataPort(
             listener,
             find=self._target,
+            probes=self._probes,
             handshake_timeout=settings.handshake_timeout,
             link_wait=settings.link_wait,
         )
@@ -229,6 +232,7 @@ class Agent:
         """Let go of everything; supervisors that still run end their ranks now."""
         self._leaving.set()
         self.data_port.close()
+        self._probes.close()
         self._rank_socket.close()
         self._stores.shut_down()
         self._spool.close()
@@ -279,6 +283,8 @@ class Agent:
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.node_name = welcome.name
+        self._probes.admit(welcome.probe_secret)
+        self.state.store_probe_secret(welcome.probe_secret)
         with self._lock:
             attempts = dict(self._attempts)
         for name in welcome.end:

@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
 
 from collective.addresses import AddressError, parse_address
-from collective.machine import cores
-from worker.agent import Agent, Options, own_addresses
+from worker.agent import Agent, Options
 from worker.control import ControlPlane
-from worker.devices import discover, list_devices
 from worker.errors import LocalProblem, WorkerError
-from worker.interpreters import Interpreters
+from worker.probe_command import probe
 from worker.settings import Settings
 from worker.state import default_folder
 
@@ -34,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(probe)
 logger = logging.getLogger("worker")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -79,7 +76,7 @@ def join(
 ) -> None:
     """Offer this machine's devices to a cluster until Ctrl-C or SIGTERM."""
     _set_up_logging(verbose)
-    settings = _settings()
+    settings = Settings.read()
     control = ControlPlane.parse(url)
     node = _node_name(name)
     options = Options(
@@ -160,45 +157,7 @@ def _announce(agent: Agent, name: str) -> None:
     )
 
 
-@app.command()
-def probe(
-    python: Annotated[
-        str, typer.Option(help="The Python whose packages are looked at.")
-    ] = sys.executable,
-    cpu_slots: Annotated[int, typer.Option(min=0, max=1024, help="As for join.")] = 0,
-) -> None:
-    """Show what this machine would offer: devices, Python, torch, addresses."""
-    settings = _settings()
-    found = Interpreters(settings.probe_timeout).ask(python)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("host", f"{socket.gethostname()}, {cores()} cores")
-    try:
-        devices = list_devices(discover(cpu_slots, lambda pid: False))
-    except LocalProblem:
-        devices = []
-    for device in devices:
-        memory = f", {device.memory_bytes / 2**30:.0f} GiB" if device.memory_bytes else ""
-        state = f"busy: {device.busy}" if device.busy else "free"
-        table.add_row("device", f"{device.index}: {device.name}{memory} ({state})")
-    if not devices:
-        table.add_row("device", "no GPU found; join with --cpu-slots N to offer its CPU")
-    table.add_row("python", f"{found.python}  {found.path}")
-    table.add_row("torch", found.torch or "not installed: jobs run, without torch's store")
-    table.add_row("unisono", found.unisono or "not installed: jobs run, without timings")
-    table.add_row("addresses", ", ".join(own_addresses()))
-    console.print(table)
-
-
 # --- reading options --------------------------------------------------------------------------
-
-
-def _settings() -> Settings:
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        variable = f"UNISONO_WORKER_{str(first['loc'][0]).upper()}"
-        raise LocalProblem(f"{variable}={first['input']!r}: {first['msg']}") from None
 
 
 def _node_name(name: str | None) -> str:

@@ -21,6 +21,7 @@ from collective.errors import ProtocolError
 from collective.links.handshake import ServerHandshake, global_rank, same_secret
 from collective.messages import LinkRequest, Plan, RankLink
 from worker.errors import LocalProblem
+from worker.probing import ProbeServer
 from worker.rank_socket import RankConnection
 
 __all__ = ["DataPort", "Target", "global_rank"]
@@ -95,6 +96,7 @@ class DataPort:
 
     Args:
         find: what this node knows about an attempt, or None.
+        probes: answers whoever measures a link.
         handshake_timeout: seconds for a dialler to send its request.
         link_wait: seconds that a request waits for its rank.
     """
@@ -104,9 +106,11 @@ class DataPort:
         listener: socket.socket,
         *,
         find: Callable[[str], Target | None],
+        probes: ProbeServer,
         handshake_timeout: float,
         link_wait: float,
     ) -> None:
+        self._probes = probes
         self._listener = listener
         self._find = find
         self._handshake_timeout = handshake_timeout
@@ -217,6 +221,13 @@ class DataPort:
         """Hand a complete request over, refuse it, or hold it."""
         request = pending.handshake.request
         assert request is not None
+        if request.channel == "probe":
+            refusal = self._probes.refusal(pending.handshake.secret)
+            if refusal is not None:
+                self._refuse(pending, *refusal)
+            elif self._let_in(pending):
+                self._probes.take(pending.connection, pending.handshake.leftover, pending.peer)
+            return
         target = self._find(request.attempt)
         if target is None:
             self._refuse(pending, 404, f"no attempt {request.attempt} runs on this node")
@@ -248,7 +259,8 @@ class DataPort:
             return
         self._hand_over(pending, request, connection)
 
-    def _hand_over(self, pending: _Pending, request: LinkRequest, rank: RankConnection) -> None:
+    def _let_in(self, pending: _Pending) -> bool:
+        """Whether the dialler got its good answer; then its connection is no longer held here."""
         try:
             accepted = self._answer(pending, pending.handshake.accept())
         except ProtocolError as error:
@@ -257,13 +269,17 @@ class DataPort:
             accepted = False
         if not accepted:
             self._drop(pending)
-            return
+            return False
         self._pending.discard(pending)
         self._selector.unregister(pending.connection)
-        rank.send(
-            RankLink(request=request, unread=pending.handshake.leftover.decode("latin-1")),
-            pending.connection,
-        )
+        return True
+
+    def _hand_over(self, pending: _Pending, request: LinkRequest, rank: RankConnection) -> None:
+        if self._let_in(pending):
+            rank.send(
+                RankLink(request=request, unread=pending.handshake.leftover.decode("latin-1")),
+                pending.connection,
+            )
 
     def _refuse(self, pending: _Pending, status: int, text: str) -> None:
         request = pending.handshake.request

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.errors import LocalProblem
 
 __all__ = ["Settings"]
 
@@ -49,3 +52,17 @@ class Settings(BaseSettings):
     device_interval: float = 10.0
     #: at the end, for ranks beyond their own grace, and then for the last acknowledgements
     leave_timeout: float = 10.0
+
+    @classmethod
+    def read(cls) -> Settings:
+        """The settings of the environment.
+
+        Raises:
+            LocalProblem: a variable has no meaning; names it.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            first = error.errors()[0]
+            variable = f"UNISONO_WORKER_{str(first['loc'][0]).upper()}"
+            raise LocalProblem(f"{variable}={first['input']!r}: {first['msg']}") from None

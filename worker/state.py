@@ -17,6 +17,8 @@ from worker.errors import LocalProblem
 __all__ = ["Credential", "StateFolder", "default_folder"]
 
 _MAX_SOCKET_PATH = 100
+#: the file with the secret by which nodes of a cluster measure their links
+PROBE_SECRET = "probe-secret"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ class StateFolder:
             "credential": credential.secret,
         }
         self._write(self.path / "credential.json", json.dumps(body) + "\n")
+
+    def store_probe_secret(self, secret: str) -> None:
+        """Keep what ``worker probe --peer`` shows to other nodes, mode 0600."""
+        self._write(self.path / PROBE_SECRET, secret + "\n")
 
     def forget_credential(self) -> None:
         """The credential is dead."""

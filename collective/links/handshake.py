@@ -23,7 +23,7 @@ from collective.messages import LinkRequest
 
 SUBPROTOCOL = "unisono.1"
 PATH = "/unisono"
-CHANNELS = ("collective", "p2p", "tensor", *(f"collective.{n}" for n in range(1, 32)))
+CHANNELS = ("collective", "p2p", "tensor", "probe", *(f"collective.{n}" for n in range(1, 32)))
 #: a request line and headers longer than this are refused
 MAX_REQUEST = 16 << 10
 

@@ -6,6 +6,7 @@ gets one; DONE ends it.  This runs before a group's first operation, or on a lin
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Callable
@@ -28,7 +29,9 @@ _FIRST, _LARGEST = 256 << 10, 16 << 20
 _ENOUGH = 0.015
 
 
-def measure(inlet: Inlet, epoch: int, limit: float, deadline: float, label: str) -> Sample:
+def measure(
+    inlet: Inlet, epoch: int, limit: float, deadline: float, label: str, bell: int | None = None
+) -> Sample:
     """Measure the link of `inlet`, whose other end is in `serve`.
 
     Args:
@@ -38,6 +41,7 @@ def measure(inlet: Inlet, epoch: int, limit: float, deadline: float, label: str)
             take longer, it takes as long as they do.
         deadline: monotonic time at which to give up.
         label: who the peer is, for messages.
+        bell: an eventfd that the peer writes to, where the link has one.
 
     Raises:
         RendezvousFailed: the peer did not answer until `deadline`.
@@ -52,11 +56,11 @@ def measure(inlet: Inlet, epoch: int, limit: float, deadline: float, label: str)
         until(lambda: inlet.flush() or None, inlet, select.POLLOUT, deadline, label)
         left = max(nbytes, 1)
         while left > 0:
-            header = until(inlet.header, inlet, select.POLLIN, deadline, label)
+            header = until(inlet.header, inlet, select.POLLIN, deadline, label, bell)
             if header.kind != FrameKind.PROBED or header.length > min(left, SEGMENT):
                 raise ProtocolError(f"{label} answered a probe with {header}")
             read = partial(_read, inlet, room[: header.length])
-            until(read, inlet, select.POLLIN, deadline, label)
+            until(read, inlet, select.POLLIN, deadline, label, bell)
             left -= max(header.length, 1)
         return time.perf_counter() - start
 
@@ -82,7 +86,7 @@ def _read(inlet: Inlet, view: memoryview) -> bool | None:
     return inlet.read_into(view) or None
 
 
-def serve(outlet: Outlet, epoch: int, deadline: float, label: str) -> None:
+def serve(outlet: Outlet, epoch: int, deadline: float, label: str, bell: int | None = None) -> None:
     """Answer the questions of `measure` at the other end until it is done.
 
     Raises:
@@ -96,7 +100,7 @@ def serve(outlet: Outlet, epoch: int, deadline: float, label: str) -> None:
         return outlet.hear(FrameKind.PROBE, FrameKind.DONE)
 
     while True:
-        header, _ = until(asked, outlet, select.POLLIN, deadline, label)
+        header, _ = until(asked, outlet, select.POLLIN, deadline, label, bell)
         if header.kind == FrameKind.DONE:
             return
         if header.sequence > _LARGEST:
@@ -104,7 +108,7 @@ def serve(outlet: Outlet, epoch: int, deadline: float, label: str) -> None:
         for start in range(0, max(header.sequence, 1), SEGMENT):
             size = min(header.sequence - start, SEGMENT)
             outlet.begin(frame_head(FrameKind.PROBED, epoch, 0, 0, size, 0), zeros[:size])
-            until(lambda: outlet.flush() or None, outlet, select.POLLOUT, deadline, label)
+            until(lambda: outlet.flush() or None, outlet, select.POLLOUT, deadline, label, bell)
 
 
 def until(
@@ -113,6 +117,7 @@ def until(
     events: int,
     deadline: float,
     label: str,
+    bell: int | None = None,
 ) -> T:
     """What `step` gives, called again whenever the link is ready, as soon as it gives something.
 
@@ -122,12 +127,17 @@ def until(
     ends = (link, *link.others)
     poll = select.poll()
     for end in ends:
-        poll.register(end.endpoint.fileno(), events)
+        # what goes through shared memory rings, and a socket that takes bytes would always wake
+        poll.register(end.endpoint.fileno(), events if bell is None else select.POLLIN)
+    if bell is not None:
+        poll.register(bell, select.POLLIN)
     while (found := step()) is None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise RendezvousFailed(f"{label} did not answer while its link was measured")
-        poll.poll(left * 1000)
+        for descriptor, _ in poll.poll(left * 1000):
+            if descriptor == bell:
+                os.eventfd_read(descriptor)
         for end in ends:
             end.readable = end.writable = True
     return found

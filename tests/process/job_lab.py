@@ -22,6 +22,7 @@ from collective.messages import (
     RankSteps,
 )
 from worker.data_port import DataPort, Target, listen
+from worker.probing import ProbeServer
 from worker.rank_socket import RankConnection, RankSocket
 
 Kind = TypeVar("Kind", bound=Message)
@@ -51,7 +52,13 @@ class JobLab:
             ],
             hosts=[Host(node="w1", addresses=["127.0.0.1"], data_port=listener.getsockname()[1])],
         )
-        self.data_port = DataPort(listener, find=self._find, handshake_timeout=10.0, link_wait=30.0)
+        self.data_port = DataPort(
+            listener,
+            find=self._find,
+            probes=ProbeServer(),
+            handshake_timeout=10.0,
+            link_wait=30.0,
+        )
         self.socket = RankSocket(folder / "agent.sock", welcome=self._welcome)
 
     def _find(self, attempt: str) -> Target | None:

@@ -18,6 +18,7 @@ from waiting import eventually
 
 from collective.agent_channel import AgentChannel
 from collective.errors import RendezvousFailed
+from collective.links import handshake
 from collective.links.handshake import ClientHandshake
 from collective.messages import (
     BadMessage,
@@ -32,7 +33,8 @@ from collective.messages import (
     RankPlan,
 )
 from worker.data_port import DataPort, Target, global_rank, listen
-from worker.errors import LocalProblem
+from worker.errors import LocalProblem, Refused
+from worker.probing import ProbeServer, measure_peer
 from worker.rank_socket import RankConnection, RankSocket
 
 pytestmark = pytest.mark.timeout(30)
@@ -65,8 +67,10 @@ class Node:
         self.messages: queue.Queue[tuple[int, Message]] = queue.Queue()
         self.left: queue.Queue[int] = queue.Queue()
         self.rank_socket = RankSocket(folder / "agent.sock", welcome=self.welcome)
+        self.probes = ProbeServer()
         self.data_port = DataPort(
             listen("127.0.0.1", 0),
+            probes=self.probes,
             find=lambda attempt: self.target if attempt == "a-1" else None,
             handshake_timeout=0.5,
             link_wait=link_wait,
@@ -99,6 +103,7 @@ class Node:
 
     def close(self) -> None:
         self.data_port.close()
+        self.probes.close()
         self.rank_socket.close()
 
 
@@ -341,3 +346,32 @@ def test_a_forked_child_holds_no_channel(node: Node) -> None:
     for pipe in (ours, theirs):
         pipe.close()
     child.close()
+
+
+def test_another_node_measures_its_link(node: Node) -> None:
+    """Whoever shows the cluster's secret gets figures; whoever does not, is told what to do."""
+    port = node.data_port.port
+    with pytest.raises(LocalProblem, match="503 this node has not been welcomed"):
+        measure_peer("127.0.0.1", port, "right")
+    node.probes.admit("right")
+    found = measure_peer("127.0.0.1", port, "right")
+    assert (found.here, found.there) == ("127.0.0.1", "127.0.0.1")
+    assert 0 < found.sample.round_trip < 1
+    assert found.sample.rate > 1e6
+    with pytest.raises(Refused, match=r"belongs to another cluster.*\(401\)"):
+        measure_peer("127.0.0.1", port, "wrong")
+    eventually(lambda: not node.probes._open, 5, "the measurement ends on this side")
+
+
+def test_a_node_that_cannot_be_measured_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent of an older version says that it does not know the channel; or nobody listens."""
+    monkeypatch.setattr(handshake, "CHANNELS", ("collective",))
+    with pytest.raises(Refused, match="too old to be measured"):
+        measure_peer("127.0.0.1", node.data_port.port, "right")
+    monkeypatch.setattr("worker.probing._LONGEST", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(LocalProblem, match=r"cannot reach the agent at 127\.0\.0\.1.*is the agent"):
+        measure_peer("127.0.0.1", port, "right")

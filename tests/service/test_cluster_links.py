@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster import Cluster
@@ -133,3 +136,35 @@ def test_a_stranger_at_the_data_port_is_refused_and_logged(cluster: Cluster) -> 
     agent = cluster.agents["w1"]
     eventually(lambda: "refused (404" in agent.log())
     assert "attempt a-old" in agent.log() and "5ec7e7" not in agent.log()
+
+
+def test_a_nodes_links_are_measured_by_its_command(cluster: Cluster) -> None:
+    """`worker probe --peer` shows the link to another agent and keeps it; nobody else may ask."""
+    port = cluster.api.node("w2")["data_port"]
+    environment = {**os.environ, "UNISONO_CACHE_DIR": str(cluster.folder / "measured")}
+
+    def probe(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "worker.cli", "probe", "--peer", f"127.0.0.3:{port}"]
+        command += ["--state-dir", str(state), *options]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    done = probe(cluster.agents["w1"].state, "--json")
+    assert done.returncode == 0, done.stderr
+    links = json.loads(done.stdout)["links"]
+    assert [(link["kind"], link["from"]) for link in links] == [
+        ("websocket", "127.0.0.3"), ("shm", socket.gethostname()),
+    ]  # fmt: skip
+    assert all(0 < link["round_trip"] < 1 and link["rate"] > 1e6 for link in links)
+    kept = json.loads((cluster.folder / "measured" / "links.json").read_text())
+    assert {entry["rate"] for entry in kept.values()} == {link["rate"] for link in links}
+    stranger = cluster.folder / "stranger"
+    stranger.mkdir()
+    done = probe(stranger)
+    assert done.returncode == 4
+    assert "is this the state folder of an agent that has joined?" in done.stderr
+    (stranger / "probe-secret").write_text("no secret of this cluster\n")
+    done = probe(stranger)
+    assert done.returncode == 3
+    assert "belongs to another cluster" in done.stderr
