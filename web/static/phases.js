@@ -134,10 +134,20 @@ export class Phases {
         `${duration(row[phase])} · ${percent(row.total ? row[phase] / row.total : 0)}`,
       ]);
       if (rest > row.total * 0.01) rows.push([null, "other", duration(rest)]);
-      rows.push([null, "of it waiting for others", duration(row.waited)]);
+      rows.push(this.#waiting(row));
       this.tip.show(event.clientX - box.left, event.clientY - box.top + 14, `rank ${row.rank} on ${row.node}`, rows);
     });
     return group;
+  }
+
+  /** How long a rank waited for others. Libraries that do not tell move all ranks' bytes at the same
+      time: what a rank stands still longer than the one with the least is about what it waited. */
+  #waiting(row) {
+    if (this.rows.length < 2 || this.rows.some((other) => other.waited > 0)) {
+      return [null, "of it waiting for others", duration(row.waited)];
+    }
+    const least = Math.min(...this.rows.map((other) => other.exposed));
+    return [null, "of it waiting for others, about", duration(row.exposed - least)];
   }
 }
 
