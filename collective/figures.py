@@ -13,7 +13,8 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -164,6 +165,35 @@ def store_samples(samples: Mapping[tuple[str, str], Sample]) -> None:
     with _changed() as entries:
         for (here, there), sample in samples.items():
             entries[f"{_BETWEEN} {here} {there} {_release()}"] = asdict(sample)
+
+
+def typical(samples: Sequence[Sample]) -> Link | None:
+    """The link that stands for all of which these are samples; None without any.
+
+    A message takes as long as on most of them; the slowest one keeps all from sending faster.
+    """
+    if not samples:
+        return None
+    return Link(
+        statistics.median(one.round_trip for one in samples) / 2, min(one.rate for one in samples)
+    )
+
+
+def measured(kind: str) -> tuple[Link, Machine] | None:
+    """What is known of a kind of link (of websocket: to other machines, if any was measured).
+
+    Raises:
+        ValueError: the file is no longer what was written; names it.
+    """
+    own = load(kind)
+    near = (socket.gethostname(),) * 2
+    link = typical(
+        [one for pair, one in load_samples().items() if (pair == near) == (kind == "shm")]
+    )
+    if own is None:
+        return None if link is None else (link, MACHINE)
+    # figures of two processes here know more of shared memory than a sample does
+    return (own.link if link is None or kind == "shm" else link), own.machine
 
 
 @contextmanager

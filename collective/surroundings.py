@@ -7,7 +7,6 @@ strategies alike (`collective.choosing`).
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -135,26 +134,14 @@ class Surroundings:
             for one in [facts[rank] for rank in node]
         ]
         machine = replace(_slowest(measured) or figures.MACHINE, cores=max(1, min(parts)))
-        local = typical(within) or figures.LOCAL
+        local = figures.typical(within) or figures.LOCAL
         if measured:
             local = Link(
                 max(one.latency for one in measured), min(one.bandwidth for one in measured)
             )
         there = set(names)
         found = [one for pair, one in self.samples.items() if there.issuperset(pair)]
-        return Topology(nodes, local, typical(found) or figures.BETWEEN, machine)
-
-
-def typical(samples: Sequence[Sample]) -> Link | None:
-    """The link that stands for all of which these are samples; None without any.
-
-    A message takes as long as on most of them; the slowest one keeps all from sending faster.
-    """
-    if not samples:
-        return None
-    return Link(
-        statistics.median(one.round_trip for one in samples) / 2, min(one.rate for one in samples)
-    )
+        return Topology(nodes, local, figures.typical(found) or figures.BETWEEN, machine)
 
 
 def _slowest(measured: Sequence[Figures]) -> Machine | None:

@@ -11,11 +11,14 @@ import typer
 from unisono.commands.console import fail, print_json, table
 
 if TYPE_CHECKING:
-    from collective.figures import Figures
+    from collective.cost import Link, Machine
     from collective.prediction import Prediction
     from collective.schedule import Kind
 
+    Known = tuple[Link, Machine]
+
 __all__ = ["plan"]
+
 
 T = TypeVar("T")
 
@@ -64,8 +67,8 @@ def plan(
         bool,
         typer.Option(
             "--measured",
-            help="What is not given as unisono bench links measured it: websocket between nodes, "
-            "shm within one.",
+            help="What is not given as worker probe --peer or unisono bench links measured it: "
+            "websocket between nodes, shm within one.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -101,17 +104,15 @@ def plan(
     if pieces < 1:
         fail(f"--segment {segment}: a segment has at least 1 byte", code=2)
 
-    def link(flags: str, lag: str | None, rate: str | None, known: Figures | None) -> Link | None:
+    def link(flags: str, lag: str | None, rate: str | None, known: Known | None) -> Link | None:
         """As given, else as measured; None where ranks have no such link."""
-        if rate is None and known is None:
-            return None
-        least = known.latency if known is not None else 0.0
-        return Link(
-            least if lag is None else _read(f"--{flags}latency", parse_time, lag),
-            known.bandwidth
-            if rate is None and known is not None
-            else _read(f"--{flags}bandwidth", parse_rate, str(rate)),
-        )
+        found = known[0] if known is not None else None
+        if rate is not None:
+            bandwidth = _read(f"--{flags}bandwidth", parse_rate, rate)
+            found = Link(found.latency if found is not None else 0.0, bandwidth)
+        if lag is not None and found is not None:
+            found = replace(found, latency=_read(f"--{flags}latency", parse_time, lag))
+        return found
 
     between = link("", latency, bandwidth, across)
     local = link("local-", local_latency, local_bandwidth, within)
@@ -120,7 +121,7 @@ def plan(
     assert between is not None and local is not None
     # the work of the ends that are the slower ones, where both kinds are used
     known = across or within
-    machine = known.machine if known is not None else Machine()
+    machine = known[1] if known is not None else Machine()
     if cores is not None:
         machine = replace(machine, cores=cores)
     if per_segment is not None:
@@ -160,15 +161,22 @@ def plan(
         print(f"Too many moves to be timed here: {', '.join(left_out)}")
 
 
-def _measured(kind: str, wanted: bool) -> Figures | None:
-    """The figures of a kind of link, if ranks would use it."""
-    from unisono.bench_links import known
+def _measured(kind: str, wanted: bool) -> Known | None:
+    """Link and ends of a kind, if ranks would use it."""
+    from collective import figures
 
     if not wanted:
         return None
-    found = known(kind)
+    try:
+        found = figures.measured(kind)
+    except ValueError as error:
+        fail(str(error))
     if found is None:
-        fail(f"--measured: run unisono bench links --link {kind} first", code=2)
+        fail(
+            f"--measured: nothing is known of {kind} links; run worker probe --peer HOST on a "
+            f"node, or unisono bench links --link {kind}",
+            code=2,
+        )
     return found
 
 

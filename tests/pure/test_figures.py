@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from collective import figures
 from collective.benchmark_links import per_byte, slope
 from collective.cost import Link, Machine, uniform
-from collective.figures import Figures
+from collective.figures import Figures, Sample
 from collective.prediction import predict
 from collective.program import SEGMENT
 from collective.schedule import Kind
@@ -89,7 +90,7 @@ def test_plans_take_what_is_not_given_from_measurements() -> None:
 
     missing = plan()
     assert missing.returncode == 2
-    assert "unisono bench links --link websocket" in missing.stderr
+    assert "worker probe --peer" in missing.stderr
     figures.store(FIGURES)
     machine = FIGURES.machine
     known, slow = (
@@ -110,6 +111,21 @@ def test_a_byte_always_costs_a_core_something() -> None:
     assert per_byte(3e-10, SEGMENT * 1e-10, 1e9) == pytest.approx(2e-10)
     assert per_byte(3e-10, SEGMENT * 5e-10, 1e9) == pytest.approx(0.75e-10)
     assert per_byte(-1e-10, 0.0, 1e9) > 0
+
+
+def test_links_between_machines_stand_before_links_within_one() -> None:
+    """Of the network what other nodes showed counts, of shared memory what two processes did."""
+    assert figures.measured("websocket") is None
+    figures.store_samples({("10.0.0.1", "10.0.0.2"): Sample(1e-4, 1e9)})
+    assert figures.measured("websocket") == (Link(50e-6, 1e9), figures.MACHINE)
+    assert figures.measured("shm") is None
+    figures.store(FIGURES)
+    assert figures.measured("websocket") == (Link(50e-6, 1e9), FIGURES.machine)
+    host = socket.gethostname()
+    figures.store_samples({(host, host): Sample(2e-5, 9e9)})
+    assert figures.measured("shm") == (Link(1e-5, 9e9), figures.MACHINE)
+    figures.store(replace(FIGURES, kind="shm"))
+    assert figures.measured("shm") == (FIGURES.link, FIGURES.machine)
 
 
 def test_a_picture_shows_every_series() -> None:
