@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
 import time
 from collections import deque
@@ -78,6 +79,8 @@ class Communicator:
         self._ahead: tuple[int, int, int, bytes] | None = None
         self._heard = {peer: Heard() for peer in outlets}
         self._asked_at = 0.0
+        #: eventfds of who waits for a tensor beside the engine and must hear of the group's end
+        self.bells: set[int] = set()
 
     def label(self, rank: int) -> str:
         """A rank with its node's name, for messages."""
@@ -87,6 +90,16 @@ class Communicator:
     def busy(self) -> bool:
         """Whether there is an operation that is not finished."""
         return bool(self.queue) or self.messaging.busy
+
+    @property
+    def attended(self) -> bool:
+        """Whether somebody must read what peers say."""
+        return self.busy or bool(self.bells)
+
+    def ring(self) -> None:
+        """Wake who waits beside the engine, for the last time."""
+        while self.bells:
+            os.eventfd_write(self.bells.pop(), 1)
 
     def _active(self) -> Operation | None:
         return self.queue[0] if self.queue else None
@@ -362,6 +375,7 @@ class Communicator:
             operation.release()
             operation.finish(error)
         self.messaging.fail(error)
+        self.ring()
 
     def _behind(self, error: Mismatch) -> CollectiveError:
         """What explains that ranks disagree: what a peer has said by now, or one that is gone.

@@ -110,6 +110,7 @@ class Engine:
 
         def leave() -> None:
             communicator.closed = True
+            communicator.ring()
             if communicator in self._groups:
                 self._groups.remove(communicator)
             for descriptor, entry in list(self._links.items()):
@@ -265,14 +266,14 @@ class Engine:
     def _step_down(self) -> None:
         with self._lock:
             self._driven = False
-            if self._inbox or any(group.busy for group in self._groups):
+            if self._inbox or any(group.attended for group in self._groups):
                 self._start_thread()
 
     def _serve(self) -> None:
         while True:
             with self._lock:
                 while self._driven or not (
-                    self._closing or self._inbox or any(group.busy for group in self._groups)
+                    self._closing or self._inbox or any(group.attended for group in self._groups)
                 ):
                     self._wake.wait()
                 if self._closing and not self._inbox:
@@ -297,13 +298,13 @@ class Engine:
                 return
             moved = False
             for group in groups:
-                if (group.queue or group.messaging.busy) and group.progress():
+                if group.attended and group.progress():
                     moved = True
                     group.moved_at = 0.0
             if operation is not None:
                 if operation.finished:
                     return
-            elif not moved and not inbox and not any(group.busy for group in groups):
+            elif not moved and not inbox and not any(group.attended for group in groups):
                 return
             if not moved and not inbox:
                 self._wait()

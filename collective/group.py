@@ -197,6 +197,21 @@ class Group(Calls, TensorService):
         links = self._known_links() if communicator is None else communicator.outlets
         return peer in links and links[peer].ended()
 
+    def _attend(self, bell: int) -> None:
+        communicator = self._communicator
+        if communicator is not None:
+            self._wiring.engine.call(
+                lambda: None if communicator.error else communicator.bells.add(bell)
+            )
+
+    def _ignore(self, bell: int) -> None:
+        communicator = self._communicator
+        if communicator is not None:
+            try:
+                self._wiring.engine.call(lambda: communicator.bells.discard(bell))
+            except GroupClosed:
+                return  # closed meanwhile: nobody rings any more
+
     def close(self) -> None:
         """Leave the group in order: peers learn after which operation; harmless when repeated.
 

@@ -62,6 +62,14 @@ class TensorService(ABC):
     def _peer_ended(self, peer: int) -> bool:
         """Whether a link that this rank has to `peer` has ended."""
 
+    @abstractmethod
+    def _attend(self, bell: int) -> None:
+        """Ring `bell`, an eventfd, when the group is poisoned or closed, until `_ignore`."""
+
+    @abstractmethod
+    def _ignore(self, bell: int) -> None:
+        """Do not ring `bell` any more."""
+
     def expose(
         self,
         tensor: torch.Tensor,
@@ -133,12 +141,25 @@ class TensorService(ABC):
             limit = parse_size(os.environ.get("UNISONO_DOWNLOAD_LIMIT") or str(DEFAULT_LIMIT))
         limited = self.timeout if timeout is None else timeout
         download = _Download(self, peer, id, limit, limited)
+        try:
+            self._attend(download.bell)
+            return self._fetch(download)
+        finally:
+            self._ignore(download.bell)
+            os.close(download.bell)
+
+    def _fetch(self, download: _Download) -> torch.Tensor:
         pause, most = _PAUSES
         while True:
             download.check()
             try:
                 inlet = self._wiring.dial_tensors(
-                    self.name, self.ranks, peer, download.deadline, download.label, download.check
+                    self.name,
+                    self.ranks,
+                    download.peer,
+                    download.deadline,
+                    download.label,
+                    download.check,
                 )
             except RendezvousFailed as error:
                 download.check()
@@ -181,7 +202,7 @@ class _Download:
         #: bytes that are here, in whole frames
         self.offset = 0
         self._group = group
-        self._peer = peer
+        self.peer = peer
         self._id = identifier
         self._limit = limit
         self._timeout = timeout
@@ -192,10 +213,15 @@ class _Download:
         self._tensor = torch.empty(0)
         self._bytes = memoryview(b"")
         self._checksum = 0
+        #: rung when the group is over
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def check(self) -> None:
-        """Raise if the peer is gone or the time is over."""
-        if self._group._peer_ended(self._peer):
+        """Raise if the peer is gone, the time is over, or nothing has come and the group is over.
+
+        What is on its way still comes: others have no part in it.
+        """
+        if self._group._peer_ended(self.peer):
             raise PeerLost(
                 f"lost {self.label} during the download of {self._id!r} ({self._progress()}): "
                 f"its connection ended{f' ({self.reason})' if self.reason else ''}",
@@ -203,6 +229,8 @@ class _Download:
             )
         if time.monotonic() >= self.deadline:
             raise self.late()
+        if self._description is None:
+            self._group._check_usable()
 
     def late(self) -> DeadlineExceeded:
         """The error for a deadline that has passed."""
@@ -216,7 +244,7 @@ class _Download:
         )
 
     def _about(self) -> _About:
-        return _About(rank=self._peer, node=self._group.nodes[self._peer], operation="download")
+        return _About(rank=self.peer, node=self._group.nodes[self.peer], operation="download")
 
     def _progress(self) -> str:
         if self._description is None:
@@ -236,6 +264,7 @@ class _Download:
         described = False
         with select.epoll() as poll:
             poll.register(inlet.endpoint.fileno(), _EDGE)
+            poll.register(self.bell, select.EPOLLIN | select.EPOLLET)
             inlet.say(FrameKind.FETCH, epoch, 0, json.dumps(request).encode())
             while True:
                 header = self._header(inlet, poll)
@@ -326,7 +355,10 @@ class _Download:
         events = poll.poll(max(0.0, self.deadline - time.monotonic()))
         if not events and time.monotonic() >= self.deadline:
             raise self.late()
-        for _, mask in events:
+        for descriptor, mask in events:
+            if descriptor == self.bell:
+                self.check()
+                continue
             if mask & _GONE:
                 inlet.hung_up = True
                 inlet.readable = inlet.writable = True

@@ -185,6 +185,21 @@ def disagree() -> Seen:
     return seen
 
 
+def wait_for_a_tensor() -> Seen:
+    """Rank 0 waits for a tensor that rank 1 exposes after a barrier."""
+    here, seen = group(), Seen()
+    start = time.monotonic()
+    try:
+        if here.rank == 0:
+            here.download(1, "weights")
+        else:
+            here.barrier()
+            here.expose(torch.ones(3), "weights")
+    except CollectiveError as error:
+        _note(seen, error, start)
+    return seen
+
+
 # -- random operations ----------------------------------------------------------------------------
 
 
@@ -201,8 +216,6 @@ def random_operations(seed: int, rounds: int, victim: int | None) -> Seen:
     try:
         for index in range(rounds):
             name = shared.choice([*_OPERATIONS])
-            if name == "tensors" and victim is not None:
-                name = "all_reduce"  # who waits for a tensor takes no part in the group's end
             count = shared.choice([0, 1, here.size + 1, 1000, 70_001])
             if not _OPERATIONS[name](here, count, index):
                 seen.wrong.append(f"{name} of {count}")

@@ -61,3 +61,14 @@ def test_a_loss_is_the_cause_of_what_ranks_disagree_on_after_it(
     late = cluster.ranks.outcomes(jobs.disagree, ranks=[0], timeout=2 * SOON)
     assert check_survivors([*late, *others, None], 3) == 3
     cluster.leave(3)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["sockets", "shared memory"])
+def test_who_waits_for_a_tensor_hears_of_a_loss(cluster: Cluster, shared: bool) -> None:
+    """A rank that only waits for a download is told at once that the group has lost a third one."""
+    cluster.join(shared=shared)
+    cluster.ranks.start(jobs.wait_for_a_tensor, ranks=[0, 1, 3])
+    cluster.ranks.processes[2].kill()
+    found = cluster.ranks.collect([0, 1, 3], timeout=2 * SOON)
+    assert check_survivors([found[0], found[1], None, found[2]], 2) == 3
+    cluster.leave(2)

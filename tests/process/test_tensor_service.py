@@ -269,6 +269,30 @@ def test_a_change_while_exposed_is_noticed(groups: list[Group]) -> None:
         groups[1].download(0, "w")
 
 
+def test_a_wait_ends_with_its_group(groups: list[Group]) -> None:
+    """A group that is poisoned, here or elsewhere, or closed by another thread, ends a download for
+    which nothing has come."""
+    with ThreadPoolExecutor(2) as pool:
+        late = [pool.submit(group.download, 1, "never") for group in (groups[0], groups[2])]
+        eventually(lambda: waiting(groups[1]) == 2, what="two downloads wait")
+        with pytest.raises(DeadlineExceeded):
+            groups[0].all_reduce(torch.ones(1), timeout=0.2, async_op=False)
+        for each in late:
+            with pytest.raises(DeadlineExceeded, match="all_reduce"):
+                each.result(timeout=5)
+
+
+def test_a_wait_ends_when_its_group_is_closed(groups: list[Group]) -> None:
+    """Closing a group of which another thread waits for a tensor ends that wait, and only that."""
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(groups[0].download, 1, "never")
+        eventually(lambda: waiting(groups[1]) == 1, what="a download waits")
+        groups[0].close()
+        with pytest.raises(GroupClosed):
+            late.result(timeout=5)
+    assert groups[1].error is None
+
+
 def test_an_owner_that_leaves_is_named(groups: list[Group]) -> None:
     """Who waits for a rank that closes its group hears so at once."""
     with ThreadPoolExecutor(2) as pool:
