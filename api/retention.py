@@ -78,6 +78,9 @@ class Retention:
                     await self._storage.write(self._delete_files)
             except StorageUnavailable as error:
                 log.warning("old jobs are kept for another hour: %s", error)
+            except Exception:
+                # Whatever is wrong with one job, the next look may find it mended.
+                log.exception("an old job could not be deleted")
             try:
                 async with asyncio.timeout(_INTERVAL):
                     await self._job_over.wait()

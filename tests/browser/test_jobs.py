@@ -31,21 +31,20 @@ def test_a_job_is_watched_until_it_completes(tabs: Tabs, api: Api) -> None:
     page.set_input_files("#file", EXAMPLE)
     page.fill("#args", '["--epochs", "8"]')
     page.fill("#nodes", "2")
-    page.fill("#ranks_per_node", "2")
     page.click("button:has-text('Start job')")
     page.wait_for_url("**/jobs/j-*")
     watch.streams.clear()
     state(page, "running")
-    expect(page.locator("#phases .row")).to_have_count(4, timeout=60_000)
+    expect(page.locator("#phases .row")).to_have_count(2, timeout=60_000)
     expect(page.locator("#steps path.line").first).to_be_visible()
     expect(page.locator("#loss path.line").first).to_be_visible()
     expect(page.locator("#log-text")).to_contain_text("::unisono")
-    expect(page.locator("tr[data-rank='3'] [data-t=compute]")).to_contain_text("s")
+    expect(page.locator("tr[data-rank='1'] [data-t=compute]")).to_contain_text("s")
     # One stream per tab, whatever has changed meanwhile.
     assert len(watch.streams) == 1
 
     page.reload()
-    expect(page.locator("#phases .row")).to_have_count(4)
+    expect(page.locator("#phases .row")).to_have_count(2)
     state(page, "completed")
     expect(page.locator("#fresh-text")).to_have_text("final: the job is over")
     figures = page.locator(".figures")
@@ -69,7 +68,7 @@ def test_a_job_is_watched_until_it_completes(tabs: Tabs, api: Api) -> None:
     expect(page.locator("#phases .tip")).to_contain_text("exposed communication")
     page.locator("#steps svg").focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator("#steps .tip")).to_contain_text("rank 3")
+    expect(page.locator("#steps .tip")).to_contain_text("rank 1")
 
 
 def test_the_form_keeps_what_was_typed(tabs: Tabs, api: Api, gate: Gate) -> None:
