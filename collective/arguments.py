@@ -78,14 +78,21 @@ def rooted_parts(
     root: int,
     *,
     written: bool,
+    equal: bool,
 ) -> list[torch.Tensor] | None:
+    """The root's tensors, one per rank, as `parts_of` takes them; None on the other ranks."""
     if group.rank != root:
         if tensors is not None and len(tensors):
             raise Refused(f"{name} must be None on rank {group.rank}; rank {root} has them")
         return None
     if tensors is None:
         raise Refused(f"{name} is None, but this is rank {root}, which needs them")
-    return parts_of(group, tensors, name, like, written=written, equal=True)
+    parts = parts_of(group, tensors, name, like, written=written, equal=equal)
+    if parts[root].numel() != like.numel():
+        raise Refused(
+            f"{name}[{root}] has {parts[root].numel()} elements, the other tensor {like.numel()}"
+        )
+    return parts
 
 
 def check_exchange(

@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collective.arguments import Tensors, check_exchange, check_rank, cut, parts_of, rooted_parts
-from collective.compiled import chunked, in_a_row, listed
+from collective.compiled import alone, chunked, listed
 from collective.cost import lie_together
 from collective.errors import Refused
 from collective.issuing import Issuing, common_shape
+from collective.program import Program
 from collective.reduction import Buffer, check_tensor, fill
-from collective.row import Row
-from collective.schedule import Kind
+from collective.schedule import Kind, Schedule
+from collective.slots import Slots
+from collective.staged import StagedProgram
+from collective.strategies import Flat
+from collective.strategies.registry import build_flat
 from collective.work import Result, Work
 
 
@@ -65,23 +69,16 @@ class MovingCalls(Issuing):
                     f"outputs[{self.rank}] has {parts[self.rank].numel()} elements, "
                     f"but input has {input.numel()}"
                 )
-        sizes = tuple(part.numel() for part in parts)
         total = sum(part.nbytes for part in parts)
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
-        shape = common_shape(schedule, parts, input)
-        if lie_together(Kind.ALL_GATHER, self.size, total):
-            row = Row(parts, outputs)
-            fill(row.runs[self.rank], input)
-            program = in_a_row(schedule, self.rank, sizes, row.array.itemsize)
-            arrays, commit = [row.array], row.commit
-        else:
-            buffers = [Buffer(part) for part in parts]
-            arrays, commit = [buffer.array for buffer in buffers], _commit_all(buffers)
-            arrays[self.rank][...] = Buffer(input).array
-            program = listed(schedule, self.rank, sizes, arrays[0].itemsize)
+        together = lie_together(Kind.ALL_GATHER, self.size, total)
+        slots = Slots(parts, outputs, together=together)
+        fill(slots.views[self.rank], input)
+        program = slots.program(schedule, self.rank)
         return self._issue(
-            Kind.ALL_GATHER, strategy, program, arrays, _result(outputs), total, async_op, timeout,
-            dtype=input.dtype, shape=shape, epilogue=commit,
+            Kind.ALL_GATHER, strategy, program, slots.arrays, _result(outputs), total,
+            async_op, timeout, dtype=input.dtype, shape=common_shape(schedule, parts, input),
+            epilogue=slots.commit,
         )  # fmt: skip
 
     def gather(
@@ -90,26 +87,40 @@ class MovingCalls(Issuing):
         outputs: Tensors | None,
         dst: int,
         *,
+        uneven: bool = False,
         async_op: bool | None = None,
         timeout: float | None = None,
     ) -> Work:
-        """Collect `input` of every rank in `outputs` of rank `dst`; None on the other ranks."""
+        """Collect `input` of every rank in `outputs` of rank `dst`; None on the other ranks.
+
+        Args:
+            input: this rank's part.
+            outputs: one tensor per rank, or one tensor of size × the elements of `input`.
+            dst: the rank that gets them.
+            uneven: parts may differ in size; the same on all ranks.
+        """
         with self._checking(Kind.GATHER):
             check_rank(self, dst, "dst")
             check_tensor(input, "input", written=False)
-            parts = rooted_parts(self, outputs, "outputs", input, dst, written=True)
-        source = Buffer(input).array
-        buffers = [Buffer(part) for part in parts or ()]
-        arrays = [buffer.array for buffer in buffers] or [source] * self.size
-        if parts is not None:
-            arrays[self.rank][...] = source
-        total = source.nbytes * self.size
-        schedule, strategy = self._schedule(Kind.GATHER, total, dst)
-        sizes = tuple(array.size for array in arrays)
-        program = listed(schedule, self.rank, sizes, source.itemsize)
+            parts = rooted_parts(
+                self, outputs, "outputs", input, dst, written=True, equal=not uneven
+            )
+        own = Buffer(input).array
+        total = own.nbytes * self.size
+        schedule, strategy = self._rooted(Kind.GATHER, total, dst, uneven)
+        arrays, epilogue = [own], None
+        program: Program | StagedProgram
+        if parts is None or outputs is None:
+            program = alone(schedule, self.rank, own.size, own.itemsize)
+        else:
+            slots = Slots(parts, outputs, together=schedule.even)
+            fill(slots.views[self.rank], input)
+            program = slots.program(schedule, self.rank)
+            arrays, epilogue = slots.arrays, slots.commit
         return self._issue(
             Kind.GATHER, strategy, program, arrays, _result(outputs), total, async_op, timeout,
-            dtype=input.dtype, shape=tuple(input.shape), root=dst, epilogue=_commit_all(buffers),
+            dtype=input.dtype, shape=None if uneven else tuple(input.shape), root=dst,
+            epilogue=epilogue,
         )  # fmt: skip
 
     def scatter(
@@ -118,26 +129,52 @@ class MovingCalls(Issuing):
         inputs: Tensors | None,
         src: int,
         *,
+        uneven: bool = False,
         async_op: bool | None = None,
         timeout: float | None = None,
     ) -> Work:
-        """Give `inputs[r]` of rank `src` to rank r in `output`; None on the other ranks."""
+        """Give `inputs[r]` of rank `src` to rank r in `output`; None on the other ranks.
+
+        Args:
+            output: this rank's part.
+            inputs: one tensor per rank, or one tensor of size × the elements of `output`.
+            src: the rank that has them.
+            uneven: parts may differ in size; the same on all ranks.
+        """
         with self._checking(Kind.SCATTER):
             check_rank(self, src, "src")
             check_tensor(output, "output", written=True)
-            parts = rooted_parts(self, inputs, "inputs", output, src, written=False)
+            parts = rooted_parts(
+                self, inputs, "inputs", output, src, written=False, equal=not uneven
+            )
         target = Buffer(output)
-        arrays = [Buffer(part).array for part in parts or ()] or [target.array] * self.size
-        if parts is not None:
-            target.array[...] = arrays[self.rank]
-        total = target.array.nbytes * self.size
-        schedule, strategy = self._schedule(Kind.SCATTER, total, src)
-        sizes = tuple(array.size for array in arrays)
-        program = listed(schedule, self.rank, sizes, target.array.itemsize)
+        own = target.array
+        total = own.nbytes * self.size
+        schedule, strategy = self._rooted(Kind.SCATTER, total, src, uneven)
+        arrays = [own]
+        program: Program | StagedProgram
+        if parts is None or inputs is None:
+            program = alone(schedule, self.rank, own.size, own.itemsize)
+        else:
+            slots = Slots(parts, inputs, together=schedule.even)
+            slots.load()
+            own[...] = slots.views[self.rank]
+            program = slots.program(schedule, self.rank)
+            arrays = slots.arrays
         return self._issue(
             Kind.SCATTER, strategy, program, arrays, output, total, async_op, timeout,
-            dtype=output.dtype, shape=tuple(output.shape), root=src, epilogue=target.commit,
+            dtype=output.dtype, shape=None if uneven else tuple(output.shape), root=src,
+            epilogue=target.commit,
         )  # fmt: skip
+
+    def _rooted(self, kind: Kind, nbytes: int, root: int, uneven: bool) -> tuple[Schedule, str]:
+        """A gather's or scatter's schedule, which no other library takes over."""
+        if uneven:  # nobody but the root knows the sizes, so nobody can pass parts on
+            star = Flat("centralized")
+            return build_flat(star, kind, self.size, root), str(star)
+        schedule, strategy = self._schedule(kind, nbytes, root)
+        assert isinstance(schedule, Schedule)
+        return schedule, strategy
 
     def all_to_all(
         self,

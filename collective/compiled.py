@@ -85,6 +85,19 @@ def _listed_cached(
     return _compile(key.schedule, rank, places, len(sizes), itemsize, joined=False)
 
 
+def alone(schedule: Schedule, rank: int, size: int, itemsize: int) -> Program:
+    """The program of a `rank` that has its own slot only, of this size in elements."""
+    return _alone_cached(_ByIdentity(schedule), rank, size, itemsize)
+
+
+@lru_cache(maxsize=512)
+def _alone_cached(key: _ByIdentity, rank: int, size: int, itemsize: int) -> Program:
+    schedule = key.schedule
+    assert isinstance(schedule, Schedule)
+    places = [Place(0, 0, size) if slot == rank else None for slot in range(schedule.chunks)]
+    return _compile_schedule(schedule, rank, places, 1, itemsize, joined=False)
+
+
 def owned(program: Program) -> list[tuple[int, int]]:
     """The runs [start, stop) of the first buffer whose final values this rank computes."""
     return [(place.start, place.start + place.count) for place in program.own]
@@ -114,19 +127,22 @@ def _compile(
 def _compile_schedule(
     schedule: Schedule,
     rank: int,
-    places: list[Place],
+    places: Sequence[Place | None],
     buffers: int,
     itemsize: int,
     *,
     joined: bool,
 ) -> Program:
     used = 0
-    everywhere: list[Place | None] = list(places)
+    everywhere = list(places)
     for like in schedule.scratch_like(rank):
         if like is None:
             everywhere.append(None)
             continue
-        count = places[like].count
+        # without a place for that slot, the rank knows the one size of all by its own
+        place = places[like] or places[rank]
+        assert place is not None
+        count = place.count
         everywhere.append(Place(buffers, used, count))
         used += count
     program = compile_program(schedule, rank, everywhere, max(1, SEGMENT // itemsize), joined)

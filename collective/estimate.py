@@ -50,10 +50,13 @@ def _flat(
         return paths.tokens(message, ranks, parts.arity(strategy, ranks), confirm=True)
     ways = {Kind.REDUCE: "up", Kind.GATHER: "up", Kind.BROADCAST: "down", Kind.SCATTER: "down"}
     size = share if kind in (Kind.GATHER, Kind.SCATTER) else nbytes
-    cost = _rooted(strategy, ranks, message, size, ways.get(kind, "up down"))
+    if strategy.name == "binomial":
+        cost = paths.binomial(message, ranks, share, ways[kind])
+    else:
+        cost = _rooted(strategy, ranks, message, size, ways.get(kind, "up down"))
     if kind is Kind.ALL_REDUCE:
         return cost
-    flat = strategy.name in ("chain", "double_tree")
+    flat = strategy.name in ("chain", "double_tree", "binomial")
     arity = tree.TOKENS if flat else parts.arity(strategy, ranks)
     return cost + paths.tokens(message, ranks, arity, confirm=ways[kind] == "down")
 

@@ -105,6 +105,21 @@ def one_tree(message: Maker, ranks: int, arity: int, nbytes: float, ways: str) -
     return Cost(path, one.work((ranks - 1) * (up + down)))
 
 
+def binomial(message: Maker, ranks: int, share: float, ways: str) -> Cost:
+    """A gather or a scatter: messages of 1, 2, 4 … shares, and one in memory at who passes on."""
+    total = Cost()
+    distance = 1
+    while distance < ranks:
+        one = message(share * min(distance, ranks - distance))
+        at_once = ranks // (2 * distance) + int(ranks % (2 * distance) > distance)
+        total += Cost(one.hop + one.rest("down" in ways, "up" in ways), one.work(at_once))
+        distance *= 2
+    if ranks > 2:
+        own = message(share)
+        total += Cost(own.count * own.receive, own.count * own.receive * (ranks // 2 - 1))
+    return total
+
+
 def _up(one: Message, ranks: int, arity: int) -> float:
     """Until the first segment of all is at the root of a tree."""
     free = [0.0] * ranks  # the way into each place

@@ -102,8 +102,8 @@ def compile_program(
                 part = Part(len(program.sends), number, move.dst, -1, ((0, 0),), move.phase)
                 part.after_all = landed_before
                 _add(program.sends, program.outgoing, part)
-            user_chunks = schedule.chunks if joined else 0
-            for slots in _together(move, user_chunks, places, segment_elements, move.read):
+            joins = _joins(schedule, move, joined)
+            for slots in _together(joins, places, segment_elements, move.read):
                 part = _part(
                     len(program.sends), number, move.dst, places, slots, move.phase,
                     segment_elements,
@@ -118,8 +118,8 @@ def compile_program(
             if not move.write.count:
                 part = Part(len(program.receives), number, move.src, -1, ((0, 0),), move.phase)
                 _add(program.receives, program.incoming, part)
-            user_chunks = schedule.chunks if joined else 0
-            for slots in _together(move, user_chunks, places, segment_elements, move.write):
+            joins = _joins(schedule, move, joined)
+            for slots in _together(joins, places, segment_elements, move.write):
                 part = _part(
                     len(program.receives), number, move.src, places, slots, move.phase,
                     segment_elements,
@@ -146,21 +146,27 @@ def _is_own(last: Part, rank: int) -> bool:
     return last.fold or last.peer == rank
 
 
-def _together(
-    move: Move, chunks: int, places: Sequence[Place | None], segment: int, span: Span
-) -> Iterator[range]:
-    """The slots of `span`, the move's end at this rank, in runs that make one part each.
+def _joins(schedule: Schedule, move: Move, joined: bool) -> bool:
+    """Whether slots of the move may lie in one segment: sender and receiver must come to the same.
 
-    Sender and receiver must come to the same runs.  So only slots of the caller's are joined, of
-    which there are `chunks`, and which have the same sizes at both ends.
+    So only slots of the caller's are joined, which have the same sizes at both ends; of an even
+    schedule scratch slots too.  The caller's and scratch do not lie together.
     """
-    if move.read != move.write or move.read.end > chunks:
-        chunks = 0
+    user = schedule.chunks
+    if schedule.even:
+        return all(span.end <= user or span.start >= user for span in (move.read, move.write))
+    return joined and move.read == move.write and move.read.end <= user
+
+
+def _together(
+    joins: bool, places: Sequence[Place | None], segment: int, span: Span
+) -> Iterator[range]:
+    """The slots of `span`, the move's end at this rank, in runs that make one part each."""
     start, size = span.start, 0
     for slot in span:
         place = places[slot]
         count = place.count if place is not None else 0
-        if slot > start and (not chunks or size + count > segment):
+        if slot > start and (not joins or size + count > segment):
             yield range(start, slot)
             start, size = slot, 0
         size += count

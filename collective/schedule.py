@@ -226,7 +226,8 @@ class Collective:
 class Schedule:
     """Steps of moves over a slot space per rank: the user's chunks first, then scratch.
 
-    Within a step every read sees the state before the step.
+    Within a step every read sees the state before the step.  An `even` schedule is for slots of one
+    size only, so that any that lie one behind the other can travel together.
     """
 
     name: str
@@ -234,6 +235,7 @@ class Schedule:
     chunks: int
     scratch: int
     steps: tuple[Step, ...]
+    even: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.chunks < 0 or self.scratch < 0:

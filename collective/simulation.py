@@ -345,6 +345,8 @@ def _places(schedule: Schedule, rank: int, sizes: tuple[int, ...]) -> list[Place
     places: list[Place | None] = [
         Place(0, start, size) for start, size in zip(ends[:-1], sizes, strict=True)
     ]
-    for scratch, like in enumerate(schedule.scratch_like(rank), start=1):
-        places.append(None if like is None else Place(scratch, 0, sizes[like]))
+    start = 0
+    for like in schedule.scratch_like(rank):
+        places.append(None if like is None else Place(1, start, sizes[like]))
+        start += 0 if like is None else sizes[like]
     return places

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from collective.schedule import Kind, Schedule
 from collective.strategies import (
+    binomial,
     bruck,
     centralized,
     chain,
@@ -73,8 +74,14 @@ BUILDERS: dict[Kind, dict[str, Builder]] = {
         "bruck": _ranks(bruck.all_gather),
         "direct": _ranks(direct.all_gather),
     },
-    Kind.GATHER: {"centralized": _rooted(centralized.gather)},
-    Kind.SCATTER: {"centralized": _rooted(centralized.scatter)},
+    Kind.GATHER: {
+        "centralized": _rooted(centralized.gather),
+        "binomial": _rooted(binomial.gather),
+    },
+    Kind.SCATTER: {
+        "centralized": _rooted(centralized.scatter),
+        "binomial": _rooted(binomial.scatter),
+    },
     Kind.ALL_TO_ALL: {"direct": _ranks(direct.all_to_all)},
     Kind.BARRIER: {
         "centralized": _rooted(centralized.barrier),

@@ -26,6 +26,7 @@ SPELLINGS = {
     "chain": "chain",
     "bruck": "bruck",
     "scatter_allgather": "scatter_allgather",
+    "binomial": "binomial",
 }
 #: libraries that a level can be handed to; there is no schedule of what they do
 ENGINES = ("gloo", "nccl")

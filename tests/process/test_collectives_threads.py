@@ -169,7 +169,7 @@ def test_bit_operations(ranks: Ranks, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "nodes"),
-    [*((s, "a" * n) for s in FLAT for n in (1, 2, 3, 5, 8)), *LEVELS],
+    [*((s, "a" * n) for s in (*FLAT, "binomial") for n in (1, 2, 3, 5, 8)), *LEVELS],
 )
 def test_all_operations_move_the_right_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
     """Broadcast, reduce, scatter, gather, all-gather, reduce-scatter and all-to-all, all roots."""
@@ -234,10 +234,11 @@ def test_all_operations_move_the_right_parts(ranks: Ranks, strategy: str, nodes:
 @pytest.mark.parametrize(
     ("strategy", "nodes"),
     [("ring", "aaaa"), ("halving_doubling", "aaaa"), ("bruck", "aaaa"), ("auto", "aaaa"),
-     ("local=ring,between=bruck", "aabb"), ("local=tree:2,between=ring", "abbb")],
+     ("binomial", "aaaa"), ("local=ring,between=bruck", "aabb"),
+     ("local=tree:2,between=ring", "abbb")],
 )  # fmt: skip
 def test_uneven_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
-    """All-gather, reduce-scatter and all-to-all take parts of different sizes, empty ones too."""
+    """Operations on lists take parts of different sizes, empty ones too."""
     n = 4
     set_ = ranks.get(n, strategy, nodes=list(nodes) if len(set(nodes)) > 1 else None)
 
@@ -246,6 +247,19 @@ def test_uneven_parts(ranks: Ranks, strategy: str, nodes: str) -> None:
         outputs = [torch.zeros(r, dtype=torch.int32) for r in range(n)]
         group.all_gather(outputs, torch.full((me,), me, dtype=torch.int32))
         assert [output.tolist() for output in outputs] == [[r] * r for r in range(n)]
+
+        for root in range(n):
+            outputs = [torch.zeros(2 * r) for r in range(n)]
+            group.gather(
+                torch.full((2 * me,), float(me)), outputs if me == root else None, root, uneven=True
+            )
+            if me == root:
+                assert [output.tolist() for output in outputs] == [[float(r)] * 2 * r
+                                                                   for r in range(n)]  # fmt: skip
+            output = torch.zeros(3 - me)
+            inputs = [torch.full((3 - r,), float(r)) for r in range(n)]
+            group.scatter(output, inputs if me == root else None, root, uneven=True)
+            assert output.tolist() == [float(me)] * (3 - me)
 
         output = torch.zeros(me)
         group.reduce_scatter(output, [torch.full((r,), float(me)) for r in range(n)])

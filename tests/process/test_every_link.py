@@ -28,6 +28,7 @@ def small_segments() -> Iterator[None]:
     def forget() -> None:
         compiled._chunked_cached.cache_clear()
         compiled._listed_cached.cache_clear()
+        compiled._row_cached.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (compiled, messaging):

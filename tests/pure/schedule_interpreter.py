@@ -31,8 +31,8 @@ FLAT = {
     Kind.BARRIER: ["centralized", "tree:1", "tree:2", "tree:3", "bruck"],
     Kind.REDUCE_SCATTER: ["ring", "halving_doubling", "bruck", "direct"],
     Kind.ALL_GATHER: ["ring", "halving_doubling", "bruck", "direct"],
-    Kind.GATHER: ["centralized"],
-    Kind.SCATTER: ["centralized"],
+    Kind.GATHER: ["centralized", "binomial"],
+    Kind.SCATTER: ["centralized", "binomial"],
     Kind.ALL_TO_ALL: ["direct"],
 }
 

@@ -38,7 +38,9 @@ def one_node(ranks: int, cores: int) -> Topology:
         (cluster(8), Kind.ALL_REDUCE, 100 * MIB, "ring"),
         (cluster(64), Kind.BARRIER, 0, "bruck"),
         (cluster(8), Kind.BROADCAST, 100 * MIB, "double_tree"),
-        (cluster(4, 4), Kind.GATHER, 8, "centralized"),
+        (cluster(8), Kind.GATHER, 8, "centralized"),
+        (cluster(4, 4), Kind.GATHER, 8, "binomial"),
+        (cluster(4, 4), Kind.SCATTER, 25 * MIB, "centralized"),
         # with a core per rank the fewest hops are best, on shared cores the least work
         (one_node(8, 8), Kind.ALL_REDUCE, 8, "recursive_doubling"),
         (one_node(8, 1), Kind.ALL_REDUCE, 8, "centralized"),
