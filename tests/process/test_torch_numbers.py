@@ -10,7 +10,7 @@ from ranks import RankPool
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("strategy", ["centralized", "tree:2", "ring", "auto"])
+@pytest.mark.parametrize("strategy", ["centralized", "tree:2", "ring", "auto", "gloo"])
 def test_every_rule_holds_on_every_strategy(four_ranks: RankPool, strategy: str) -> None:
     """Uneven counts, means, sixteen-bit floats, NaN, bool and strided views, on 2 to 4 ranks."""
     four_ranks.run(torch_numbers.check, strategy)

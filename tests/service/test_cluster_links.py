@@ -58,13 +58,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
-    """Two jobs at once on the same nodes never see each other's numbers; a rank that holds its
-    interpreter for seconds loses no link, and no node is called dead."""
+    """Two jobs at once on the same nodes, one with gloo between them, never see each other's
+    numbers; a rank that holds its interpreter for seconds loses no link, and no node is called
+    dead."""
     script = cluster.folder / "sums.py"
     script.write_text(SUMS)
     jobs = {
-        value: cluster.api.start(script=str(script), args=[value, hold], nodes=2, ranks_per_node=1)
-        for value, hold in (("1", "24"), ("7", "0"))
+        value: cluster.api.start(
+            script=str(script), args=[value, hold], nodes=2, ranks_per_node=1, strategy=strategy
+        )
+        for value, hold, strategy in (("1", "24", "auto"), ("7", "0", "local=ring,between=gloo"))
     }
     seen: set[str] = set()
 
