@@ -8,21 +8,21 @@ authenticated.  The connections that the library then makes are its own, without
 
 from __future__ import annotations
 
-import hashlib
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from collective.errors import CollectiveError, LibraryFailed
+from collective.link_store import LinkStore
 from collective.links.endpoint import SocketEndpoint
 from collective.reduction import Fold, ReduceOp, fold_of
 from collective.schedule import Kind
@@ -111,14 +111,17 @@ class Libraries:
     def abandon(self) -> None:
         """End when what is under way has ended: that ends it at the members that still wait."""
         self._tasks.put(None)
+        for (engine, _), group in list(self._groups.items()):
+            if engine == "nccl":  # its kernels wait for a lost peer for ever
+                threading.Thread(target=group.abort, name="unisono-abort", daemon=True).start()
 
     def close(self) -> None:
-        """End; a call that is under way when the group fails ends by itself, soon as a rule.
+        """End, in order or after `abandon`.
 
-        It ends with the process of a lost member, else when its time is over, that for connecting
-        or that of the operation.
+        What is under way in a group that failed ends with the process of a lost member, else when
+        the time for connecting is over, or that of the operation.
         """
-        self.abandon()
+        self._tasks.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_LINGER)
 
@@ -157,7 +160,7 @@ class Libraries:
             barrier.timeout = limit
             if call.engine == "nccl":
                 barrier.device = self._device()
-            return _waiting(group.barrier(barrier), None)
+            return _waiting(group.barrier(barrier), limit, None)
         views = [task.arrays[buffer][start:stop] for buffer, start, stop in local.places]
         if not any(view.size for view in views):
             return lambda: None
@@ -194,7 +197,7 @@ class Libraries:
                 view[...] = given[start : start + view.size]
                 start += view.size
 
-        return _waiting(work, put_back)
+        return _waiting(work, limit, put_back)
 
     # -- process groups -----------------------------------------------------------------------
 
@@ -208,12 +211,13 @@ class Libraries:
         members = call.members
         me = members.index(self._group.rank)
         left = max(0.0, deadline - time.monotonic()) + _BEHIND
-        store = _LinkStore(self._group, call, deadline)
+        store = LinkStore(self._group, call, deadline)
         try:
             if call.engine == "nccl":
                 settings = dist.ProcessGroupNCCL.Options()
                 settings._timeout = timedelta(seconds=left)
-                return dist.ProcessGroupNCCL(store, me, len(members), settings)
+                with _nccl_waits():
+                    return dist.ProcessGroupNCCL(store, me, len(members), settings)
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timedelta(seconds=min(left, _CONNECT))
             options._devices = [self._interface(members)]
@@ -240,6 +244,25 @@ class Libraries:
         return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+@contextmanager
+def _nccl_waits() -> Iterator[None]:
+    """A process group of NCCL that is made inside raises in `wait` when an operation fails.
+
+    By default a thread of its own would end the whole process.  It reads the environment when it is
+    made.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _own_end(group: Group, peer: int) -> str | None:
     """The address of this rank's link to `peer`, unless they share memory."""
     endpoint = group._connected().inlets[peer].endpoint
@@ -251,55 +274,10 @@ def _fold(task: Assignment) -> Fold:
     return task.fold
 
 
-def _waiting(work: Any, then: Callable[[], None] | None) -> Callable[[], None]:
+def _waiting(work: Any, limit: timedelta, then: Callable[[], None] | None) -> Callable[[], None]:
     def finish() -> None:
-        work.wait()
+        work.wait(limit)
         if then is not None:
             then()
 
     return finish
-
-
-class _LinkStore(Store):
-    """What the members of a process group tell each other while it is made.
-
-    Gloo's keys end with the number of the member that sets them; NCCL's are set by the first one.
-    """
-
-    def __init__(self, group: Group, call: Call, deadline: float) -> None:
-        super().__init__()
-        self._group = group
-        self._call = call
-        self._deadline = deadline
-        self._known: dict[str, bytes] = {}
-        members = hashlib.sha256(repr(call.members).encode()).hexdigest()[:16]
-        self._prefix = f"unisono/{call.engine}/{members}"
-        self.error: CollectiveError | None = None
-
-    def set(self, key: str, value: str | bytes) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self._known[key] = data
-        others = [rank for rank in self._call.members if rank != self._group.rank]
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._group.expose(tensor, f"{self._prefix}/{key}", downloads=len(others), peers=others)
-
-    def get(self, key: str) -> bytes:
-        if key not in self._known:
-            number = int(key.rpartition("/")[2]) if self._call.engine == "gloo" else 0
-            left = max(0.1, self._deadline - time.monotonic())
-            try:
-                tensor = self._group.download(
-                    self._call.members[number], f"{self._prefix}/{key}", timeout=left
-                )
-            except CollectiveError as error:
-                self.error = error
-                raise
-            self._known[key] = tensor.numpy().tobytes()
-        return self._known[key]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._known for key in keys)
