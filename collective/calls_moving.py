@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from collective import device_calls
 from collective.arguments import Tensors, check_exchange, check_rank, cut, parts_of, rooted_parts
 from collective.compiled import alone, chunked, listed
 from collective.cost import lie_together
+from collective.device_issuing import DeviceIssuing
 from collective.errors import Refused
-from collective.issuing import Issuing, common_shape
+from collective.issuing import common_shape, equal_shape
 from collective.program import Program
 from collective.reduction import Buffer, check_tensor, fill
 from collective.schedule import Kind, Schedule
@@ -21,7 +23,7 @@ from collective.strategies.registry import build_flat
 from collective.work import Result, Work
 
 
-class MovingCalls(Issuing):
+class MovingCalls(DeviceIssuing):
     """Broadcast, all-gather, gather, scatter, all-to-all and barrier."""
 
     def broadcast(
@@ -36,6 +38,13 @@ class MovingCalls(Issuing):
         with self._checking(Kind.BROADCAST):
             check_rank(self, src, "src")
             check_tensor(tensor, "the tensor", written=self.rank != src)
+        exchange = self._exchange([tensor], tensor.nbytes)
+        if exchange is not None:
+            return self._issue_line(
+                Kind.BROADCAST, device_calls.broadcast(exchange, tensor, src), tensor,
+                tensor.nbytes, async_op, timeout, dtype=tensor.dtype, shape=tuple(tensor.shape),
+                root=src,
+            )  # fmt: skip
         buffer = Buffer(tensor)
         array = buffer.array
         schedule, strategy = self._schedule(Kind.BROADCAST, array.nbytes, src)
@@ -70,6 +79,12 @@ class MovingCalls(Issuing):
                     f"but input has {input.numel()}"
                 )
         total = sum(part.nbytes for part in parts)
+        exchange = self._exchange([input, *parts], total)
+        if exchange is not None:
+            return self._issue_line(
+                Kind.ALL_GATHER, device_calls.all_gather(exchange, parts, input), _result(outputs),
+                total, async_op, timeout, dtype=input.dtype, shape=equal_shape(parts, input),
+            )  # fmt: skip
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
         together = lie_together(Kind.ALL_GATHER, self.size, total)
         slots = Slots(parts, outputs, together=together)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from collective import device_calls
 from collective.arguments import Tensors, check_rank, parts_of
 from collective.compiled import chunked, in_a_row, owned, runs_of
-from collective.issuing import Issuing, common_shape
+from collective.device_issuing import DeviceIssuing
+from collective.issuing import common_shape, equal_shape
 from collective.program import Program
 from collective.reduction import (
     Array,
@@ -27,7 +29,7 @@ from collective.strategies import ORIGINALS
 from collective.work import Work
 
 
-class ReducingCalls(Issuing):
+class ReducingCalls(DeviceIssuing):
     """All-reduce, reduce and reduce-scatter."""
 
     def all_reduce(
@@ -58,6 +60,13 @@ class ReducingCalls(Issuing):
             op = ReduceOp.of(op)
             check_tensor(tensor, "the tensor", written=True)
             check_reduction(op, tensor.dtype, prescale)
+        exchange = self._exchange([tensor], tensor.nbytes)
+        if exchange is not None:
+            return self._issue_line(
+                Kind.ALL_REDUCE, device_calls.all_reduce(exchange, tensor, op, prescale), tensor,
+                tensor.nbytes, async_op, timeout, dtype=tensor.dtype, shape=tuple(tensor.shape),
+                reduction=op.value, prescale=prescale,
+            )  # fmt: skip
         buffer = Buffer(tensor, widen=True)
         array, undo = buffer.array, buffer.undo()
         short = is_widened(tensor.dtype) and prescale is None
@@ -150,12 +159,19 @@ class ReducingCalls(Issuing):
             check_tensor(output, "output", written=True)
             check_reduction(op, output.dtype, prescale)
             parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
+        total = sum(part.nbytes for part in parts)
+        exchange = self._exchange([output, *parts], total)
+        if exchange is not None:
+            line = device_calls.reduce_scatter(exchange, output, parts, op, prescale)
+            return self._issue_line(
+                Kind.REDUCE_SCATTER, line, output, total, async_op, timeout, dtype=output.dtype,
+                shape=equal_shape(parts, output), reduction=op.value, prescale=prescale,
+            )  # fmt: skip
         sizes = tuple(part.numel() for part in parts)
         wide = room_for(sum(sizes), output.dtype, widen=True)
         runs = [wide[run.start : run.stop] for run in runs_of(sizes)]
         for run, part in zip(runs, parts, strict=True):
             fill(run, part)
-        total = sum(part.nbytes for part in parts)
         short = is_widened(output.dtype) and prescale is None
         schedule, strategy = self._schedule(
             Kind.REDUCE_SCATTER, total, originals=short, reduction=(op, output.dtype)

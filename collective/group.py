@@ -242,6 +242,7 @@ class Group(Calls, TensorService):
             self._wiring.close()
         else:
             self._parent._children.remove(self)
+        self._end_meeting(healthy=communicator is not None and communicator.error is None)
 
     def _end_operations(self, communicator: Communicator) -> None:
         """On the thread that drives, where every operation that was issued has been taken."""
@@ -342,6 +343,7 @@ class Group(Calls, TensorService):
             if clock is not None:
                 clock.blocked(operation.issued, operation.done_at)
             operation.raise_error()
+            work.settle()
 
     def _other_libraries(self) -> Libraries:
         from collective.libraries import Libraries

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from collective.communicator import Communicator
-from collective.descriptor import describe
+from collective.descriptor import Descriptor, describe
 from collective.errors import Refused
 from collective.operation import Operation
 from collective.program import Program
@@ -121,17 +121,7 @@ class Issuing(ABC):
             undo: makes the tensor what it was, if another rank refuses.
         """
         communicator = self._usable()
-        descriptor = describe(
-            kind.value,
-            "" if dtype is None else name_of(dtype),
-            shape,
-            reduction,
-            root,
-            strategy,
-            _site(),
-            # as ranks compare it: 2 and 2.0 are one factor
-            None if prescale is None else float(prescale),
-        )
+        descriptor = described(kind, strategy, dtype, shape, root, reduction, prescale)
         limit = self.timeout if timeout is None else timeout
         operation: Operation
         if isinstance(program, StagedProgram):
@@ -144,10 +134,43 @@ class Issuing(ABC):
             )
         operation.epilogue = epilogue
         operation.undo = undo
+        return self._hand_in(kind, operation, result, nbytes, async_op)
+
+    def _hand_in(
+        self,
+        kind: Kind,
+        operation: Operation,
+        result: Result,
+        nbytes: int,
+        async_op: bool | None,
+    ) -> Work:
         later = self.asynchronous if async_op is None else async_op
         work = Work(self, kind.value, operation, result, nbytes, later)
         self._carry_out(operation, work)
         return work
+
+
+def described(
+    kind: Kind,
+    strategy: str,
+    dtype: torch.dtype | None,
+    shape: tuple[int, ...] | None,
+    root: int | None,
+    reduction: str,
+    prescale: float | None,
+) -> Descriptor:
+    """What all ranks must agree on, as they compare it."""
+    return describe(
+        kind.value,
+        "" if dtype is None else name_of(dtype),
+        shape,
+        reduction,
+        root,
+        strategy,
+        _site(),
+        # 2 and 2.0 are one factor
+        None if prescale is None else float(prescale),
+    )
 
 
 def _site() -> str:
@@ -171,10 +194,15 @@ def common_shape(
     Frames of ours tell when a size is not what it should be.  Other libraries do not notice, so
     that where one of them carries parts of different sizes, all sizes are compared.
     """
-    sizes = tuple(part.numel() for part in parts)
-    if len(set(sizes)) == 1:
-        return tuple(own.shape)
-    return sizes if isinstance(schedule, Staged) else None
+    shape = equal_shape(parts, own)
+    if shape is None and isinstance(schedule, Staged):
+        return tuple(part.numel() for part in parts)
+    return shape
+
+
+def equal_shape(parts: Sequence[torch.Tensor], own: torch.Tensor) -> tuple[int, ...] | None:
+    """The shape of one part where all have the same size; else None."""
+    return tuple(own.shape) if len({part.numel() for part in parts}) == 1 else None
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from collective.communicator import Communicator
+from collective.device_exchange import Lobby
 from collective.engine import Engine
 from collective.links.endpoint import MemoryEndpoint, memory_pair
 from collective.links.link import Inlet, Outlet
@@ -21,6 +22,7 @@ class MemoryHall:
     def __init__(self) -> None:
         self.secret = secrets.token_hex(16)
         self.worlds: dict[int, MemoryWorld] = {}
+        self.lobby = Lobby()
         self._lock = threading.Lock()
         self._ends: dict[tuple[str, str, int, int, int], deque[MemoryEndpoint]] = {}
 
@@ -47,6 +49,7 @@ class MemoryWorld:
         self.rank = rank
         self.engine = Engine()
         self.secret = hall.secret
+        self.lobby: Lobby | None = hall.lobby
         self.tensors = TensorServer(hall.secret, 1)
         self._hall = hall
         hall.worlds[rank] = self
@@ -56,6 +59,10 @@ class MemoryWorld:
     def surroundings(self) -> Surroundings:
         """All ranks are threads of one interpreter, which runs one of them at a time."""
         return Surroundings((Facts(1, "here"),) * len(self._hall.worlds))
+
+    def near(self, ranks: Sequence[int]) -> bool:
+        """No: they are threads of this process."""
+        return False
 
     def connect(
         self,

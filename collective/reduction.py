@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from collective.device_copies import to_device, to_host
 from collective.errors import Refused
 
 #: bytes up to which a contribution is kept until all ranks take part; copying so many costs little
@@ -192,7 +193,8 @@ def fill(array: Array, tensor: torch.Tensor) -> None:
     target = torch.from_numpy(array)
     if target.dtype != tensor.dtype and target.dtype is not torch.float32:
         target = target.view(tensor.dtype)
-    target.view(tensor.shape).copy_(tensor.detach())
+    source = tensor.detach() if tensor.device.type == "cpu" else to_host(tensor)
+    target.view(tensor.shape).copy_(source)
 
 
 class Buffer:
@@ -202,7 +204,7 @@ class Buffer:
         array: one dimension, the working dtype (float32 for sixteen-bit floats that are reduced).
     """
 
-    __slots__ = ("_shared", "array", "tensor")
+    __slots__ = ("_room", "_shared", "array", "tensor")
 
     def __init__(self, tensor: torch.Tensor, *, widen: bool = False, private: bool = False) -> None:
         """Make `tensor` available: its own memory where that will do, else a copy.
@@ -213,11 +215,10 @@ class Buffer:
             private: never work in the tensor's own memory.
         """
         self.tensor = tensor
-        source = tensor.detach()
+        source = tensor.detach() if tensor.device.type == "cpu" else to_host(tensor)
+        self._room = source  # which counts as pinned memory for as long as somebody has it
         if widen and source.dtype in _WIDENED:
-            source = source.to(device="cpu", dtype=torch.float32)
-        elif source.device.type != "cpu":
-            source = source.cpu()
+            source = source.to(torch.float32)
         self._shared = False
         if not source.is_contiguous():
             source = source.contiguous()
@@ -245,7 +246,10 @@ class Buffer:
             result = result.view(target.dtype)  # bool and types without a numpy counterpart
         elif target.dtype is torch.bfloat16 and result.dtype is torch.uint16:
             result = result.view(torch.bfloat16)
-        target.copy_(result)
+        if target.device.type == "cpu":
+            target.copy_(result)
+        else:
+            to_device(result, target)
 
 
 def scale(array: Array, factor: float | None) -> None:

@@ -157,6 +157,8 @@ class TorchWork(dist.Work):
         lock = threading.Lock()
 
         if self.is_completed():
+            for work in self._works:
+                work.settle()
             base.set_result(tensors)
             return handed_out
 
@@ -166,6 +168,8 @@ class TorchWork(dist.Work):
                 left -= 1
                 last = left == 0
             if last:
+                for work in self._works:
+                    work.settle()
                 base.set_result(tensors)
 
         for work in self._works:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from collective.communicator import Communicator
+from collective.device_exchange import Lobby
 from collective.engine import Engine
 from collective.links.link import Inlet, Outlet
 from collective.surroundings import Surroundings
@@ -22,6 +23,11 @@ class Wiring(Protocol):
     secret: str
     #: seconds that a rank which leaves waits for its peers to read what it sent
     linger: float
+    #: where ranks that are threads of this process find each other's devices; else None
+    lobby: Lobby | None
+
+    def near(self, ranks: Sequence[int]) -> bool:
+        """Whether all these ranks of the world are processes of this node, or this one."""
 
     @property
     def surroundings(self) -> Surroundings:

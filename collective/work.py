@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from collective import timing_observer
+from collective import device_copies, timing_observer
 from collective.operation import Operation
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ class Work:
         self.asynchronous = asynchronous
         self.operation = operation
         self._result = result
+        given = result if isinstance(result, list) else [result]
+        #: results on devices, whose last copies may still be under way when the operation is done
+        self._on_devices = [tensor for tensor in given if tensor is not None and tensor.is_cuda]
+
+    def settle(self) -> None:
+        """Have this thread's current streams wait for results on devices; `wait` does it too."""
+        if self._on_devices:
+            device_copies.settle(self._on_devices)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the result is final.
@@ -85,6 +93,7 @@ class Work:
             if clock is not None:
                 clock.blocked(start, time.monotonic())
         operation.raise_error()
+        self.settle()
         return True
 
     def resolve(self) -> Result:
@@ -108,8 +117,13 @@ class Work:
         """Call `callback(work)` once the operation is finished, on a thread where it may block."""
         if self.operation is None:
             callback(self)
-        else:
-            self.operation.on_finish(lambda: callback(self))
+            return
+
+        def call() -> None:
+            self.settle()
+            callback(self)
+
+        self.operation.on_finish(call)
 
     @property
     def source_rank(self) -> int:

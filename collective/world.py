@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from collective import calibration, diagnosis
 from collective.communicator import Communicator
+from collective.device_exchange import Lobby
 from collective.engine import Engine
 from collective.errors import ProtocolError, RendezvousFailed
 from collective.links import shared_handshake
@@ -53,6 +54,7 @@ class World:
     """WebSocket links between processes."""
 
     linger = 2.0
+    lobby: Lobby | None = None
 
     def __init__(
         self,
@@ -111,6 +113,9 @@ class World:
     def _facts(self, inlets: Mapping[int, Inlet]) -> Facts:
         kind = "shm" if self._neighbours else "websocket"
         return calibration.own_facts(self.rank, self._nodes, inlets, kind, self._calibrates)
+
+    def near(self, ranks: Sequence[int]) -> bool:
+        return all(rank == self.rank or rank in self._neighbours for rank in ranks)
 
     def _request(self, name: str, ranks: Sequence[int], peer: int, channel: str) -> LinkRequest:
         return LinkRequest(

@@ -1,0 +1,192 @@
+"""Stages of ranks that are processes: CUDA memory and events that one process opens to others.
+
+A stage is allocated once and kept for the next group when its group is closed: peers may have it
+open for as long as they live.  Without CuPy, or where a device cannot be opened, tensors go through
+host memory, and the log says why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from collective import device_copies, device_kernel
+from collective.arguments import Tensors
+from collective.device_exchange import SLOT, SLOTS, Exchange, Meeting, Stage
+from collective.work import Work
+
+_log = logging.getLogger("unisono.collective")
+#: bytes in which a rank tells the others of its stage
+_NOTE = 1024
+
+
+class Member(Protocol):
+    """A rank of a group, whose other ranks it can tell something."""
+
+    name: str
+    rank: int
+    size: int
+
+    def all_gather(
+        self, outputs: Tensors, input: torch.Tensor, *, async_op: bool | None = None,
+        timeout: float | None = None,
+    ) -> Work: ...  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A stage of this process, and what opens it in another."""
+
+    stage: Stage
+    memory: str
+    event: str
+
+
+@dataclass
+class _Theirs:
+    """A stage of another process, where it is mapped here, and how many groups use it."""
+
+    stage: Stage
+    pointer: int
+    users: int = 0
+
+
+_Key = tuple[str, str, torch.device]
+_lock = threading.Lock()
+_free: dict[torch.device, list[_Opened]] = {}
+#: by what opens them: CUDA opens each once per process
+_theirs: dict[_Key, _Theirs] = {}
+
+
+class _Meeting(Meeting):
+    """The stages of one group, until it is closed."""
+
+    def __init__(self, exchange: Exchange, own: _Opened, keys: list[_Key]) -> None:
+        self.exchange = exchange
+        self._own = own
+        self._keys = keys
+
+    def close(self, *, healthy: bool) -> None:
+        event = self._own.stage.event
+        assert event is not None
+        if healthy:
+            self.exchange.follow()  # this stage's next user comes behind all who read it
+            event.synchronize()
+        else:
+            device_copies.abandon_stream(self.exchange.device)
+        # what waits for a process that is gone never ends: its stages are left as they are
+        if event.query():  # type: ignore[no-untyped-call]
+            _close(self._keys)
+            with _lock:
+                _free.setdefault(self.exchange.device, []).append(self._own)
+
+
+def meet(group: Member, device: torch.device) -> Meeting | None:
+    """An exchange with the other ranks of a node, all of whom call this; None if one cannot.
+
+    Whatever CUDA or CuPy raises on a rank means, for all of them: not this way.
+    """
+    own: _Opened | None = None
+    keys: list[_Key] = []
+    try:
+        own = _own_stage(device)
+        note = {"memory": own.memory, "event": own.event}
+    except Exception as error:  # noqa: BLE001 — told to all ranks, and logged below
+        note = _no(group, error)
+    notes = _tell(group, note)
+    if own is not None and not any("no" in note for note in notes):
+        note = {}
+        try:
+            for rank, theirs in enumerate(notes):
+                if rank != group.rank:
+                    keys.append(_open(theirs["memory"], theirs["event"], device))
+        except Exception as error:  # noqa: BLE001 — told to all ranks, and logged below
+            note = _no(group, error)
+        notes = _tell(group, note)
+    reasons = [note["no"] for note in notes if "no" in note]
+    if reasons or own is None:
+        _close(keys)
+        if own is not None:
+            with _lock:
+                _free.setdefault(device, []).append(own)
+        _log.warning(
+            "group %s: CUDA tensors go through host memory, since devices cannot be opened to "
+            "other ranks: %s", group.name, reasons[0],
+        )  # fmt: skip
+        return None
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    stages = {rank: _theirs[key].stage for rank, key in zip(others, keys, strict=True)}
+    exchange = Exchange(device, group.rank, group.size, own.stage, stages.__getitem__)
+    return _Meeting(exchange, own, keys)
+
+
+def _no(group: Member, error: Exception) -> dict[str, str]:
+    return {"no": f"rank {group.rank}: {type(error).__name__}: {str(error)[:100]}"}
+
+
+def _tell(group: Member, note: dict[str, str]) -> list[dict[str, str]]:
+    """What every rank says, by rank."""
+    text = json.dumps(note).encode()[:_NOTE]
+    mine = torch.frombuffer(bytearray(text.ljust(_NOTE)), dtype=torch.uint8)
+    everyone = torch.empty(group.size * _NOTE, dtype=torch.uint8)
+    group.all_gather(everyone, mine, async_op=False)
+    data = everyone.numpy().tobytes()
+    return [json.loads(data[at : at + _NOTE]) for at in range(0, len(data), _NOTE)]
+
+
+def _own_stage(device: torch.device) -> _Opened:
+    with _lock:
+        if _free.get(device):
+            return _free[device].pop()
+    cupy = device_kernel.cupy()
+    if cupy is None:
+        raise RuntimeError("CuPy is not installed (the extra 'cuda')")
+    runtime = cupy.cuda.runtime
+    with torch.cuda.device(device), cupy.cuda.Device(device.index):
+        # not from a pool: a handle opens a whole allocation
+        pointer = runtime.malloc(SLOTS * SLOT)
+        memory = bytes(runtime.ipcGetMemHandle(pointer)).hex()
+        event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        handle = bytes(event.ipc_handle()).hex()  # type: ignore[no-untyped-call]
+        return _Opened(Stage(_as_tensor(cupy, pointer, device), event), memory, handle)
+
+
+def _open(memory: str, event: str, device: torch.device) -> _Key:
+    key = (memory, event, device)
+    with _lock:
+        if key not in _theirs:
+            cupy = device_kernel.cupy()
+            with torch.cuda.device(device), cupy.cuda.Device(device.index):
+                pointer = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(memory))
+                theirs = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
+                    device, bytes.fromhex(event)
+                )
+                _theirs[key] = _Theirs(Stage(_as_tensor(cupy, pointer, device), theirs), pointer)
+        _theirs[key].users += 1
+    return key
+
+
+def _close(keys: list[_Key]) -> None:
+    cupy = device_kernel.cupy()
+    with _lock:
+        for key in keys:
+            theirs = _theirs[key]
+            theirs.users -= 1
+            if not theirs.users:
+                del _theirs[key]
+                with cupy.cuda.Device(key[2].index):
+                    cupy.cuda.runtime.ipcCloseMemHandle(theirs.pointer)
+
+
+def _as_tensor(cupy: Any, pointer: int, device: torch.device) -> torch.Tensor:
+    """A stage's memory as torch sees it; nobody frees it."""
+    size = SLOTS * SLOT
+    memory = cupy.cuda.UnownedMemory(pointer, size, None, device.index)
+    array = cupy.ndarray((size,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))
+    return torch.as_tensor(array)
