@@ -85,7 +85,9 @@ class SocketEndpoint:
         return str(self._socket.getsockname()[0]) if inet else None
 
     def hosts(self) -> tuple[str, str]:
-        """The addresses of this machine and of the peer's, of a connection over IP."""
+        """The addresses of this machine and of the peer's; its name where both are one."""
+        if self._socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return socket.gethostname(), socket.gethostname()
         ends = self._socket.getsockname(), self._socket.getpeername()
         here, there = (str(end[0]).removeprefix("::ffff:").partition("%")[0] for end in ends)
         return here, there

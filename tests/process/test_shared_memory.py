@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -226,9 +227,11 @@ def reduce_until_rank_1_is_killed() -> None:
 
 
 def mapped() -> int:
-    """How many times link memory is mapped in processes of this machine."""
+    """How many times link memory is mapped in this process and its children."""
+    with open(f"/proc/self/task/{threading.main_thread().native_id}/children") as file:
+        children = file.read().split()
     count = 0
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
+    for pid in [*children, "self"]:
         try:
             with open(f"/proc/{pid}/maps") as file:
                 count += sum("memfd:unisono-link" in line for line in file)
