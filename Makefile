@@ -19,7 +19,7 @@ help:
 	@echo "make demo       a control plane, two workers and a training job on this machine"
 	@echo "make setup      $(VENV) with all that is needed"
 	@echo "make test       all tests; make test-fast leaves out the large matrices"
-	@echo "make soak       a minute of random operations with random kills; UNISONO_SOAK_SECONDS=600 for ten"
+	@echo "make soak       a minute of random kills (UNISONO_SOAK_SECONDS=600: ten), and tensors of 2 GiB"
 	@echo "make lint       ruff and the import contracts; make format rewrites"
 	@echo "make types      mypy, strict"
 

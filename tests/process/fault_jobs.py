@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from resources import descriptors, resident, threads
+from resources import descriptors, highest_resident, resident, threads
 
 import collective
 from collective import compiled, transfer
@@ -183,6 +183,31 @@ def disagree() -> Seen:
     except CollectiveError as error:
         _note(seen, error, start)
     return seen
+
+
+def reduce_and_broadcast(count: int) -> tuple[int, list[str]]:
+    """Sum and broadcast so many bytes: how far memory rose above the tensor, and what is wrong."""
+    here = group()
+    here.all_reduce(torch.ones(1000, dtype=torch.uint8))
+    spots = [0, 1, count // 2, 2**31 - 1, 2**31, 2**31 + 1, count - 2, count - 1]
+    tensor = torch.full((count,), here.rank + 1, dtype=torch.uint8)
+    for number, spot in enumerate(spots):
+        tensor[spot] = 10 * number + here.rank
+    before = resident()
+    here.all_reduce(tensor)
+    rise = highest_resident() - before
+    wrong = [f"sum at {spot}" for n, spot in enumerate(spots) if tensor[spot] != 20 * n + 1]
+    if _others(tensor, 3) != len(spots):
+        wrong.append("sum elsewhere")
+    here.broadcast(tensor.fill_(here.rank + 7), 1)
+    if _others(tensor, 8):
+        wrong.append("broadcast")
+    return rise, wrong
+
+
+def _others(tensor: torch.Tensor, value: int) -> int:
+    """How many elements have another value, counted in pieces that fit a cache."""
+    return sum(int((piece != value).sum()) for piece in tensor.split(1 << 20))
 
 
 def wait_for_a_tensor() -> Seen:
