@@ -139,6 +139,15 @@ class Group(Calls, TensorService):
         """What poisoned the group, or None while it can be used."""
         return self._communicator.error if self._communicator is not None else None
 
+    @property
+    def unreachable(self) -> dict[int, str]:
+        """The members that this rank cannot dial, and what each of their addresses said.
+
+        They dial this rank instead and mask what they send, which is slower.
+        """
+        found = self._wiring.unreachable
+        return {rank: found[world] for rank, world in enumerate(self.ranks) if world in found}
+
     def _connected(self) -> Communicator:
         communicator = self._communicator
         if communicator is not None:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from collective.agent_channel import AgentChannel
-from collective.links.listener import Doorman
+from collective.links.doorman import Doorman
 from collective.messages import LinkRequest
 
 __all__ = ["Job", "Reception", "current"]

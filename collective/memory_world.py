@@ -51,6 +51,7 @@ class MemoryWorld:
         self.secret = hall.secret
         self.lobby: Lobby | None = hall.lobby
         self.tensors = TensorServer(hall.secret, 1)
+        self.unreachable: dict[int, str] = {}
         self._hall = hall
         hall.worlds[rank] = self
         self._members: dict[str, tuple[int, ...]] = {}

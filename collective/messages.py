@@ -431,12 +431,14 @@ class LinkRequest:
     attempt: str
     group: str
     epoch: int
-    #: the rank that dials, and receives the data
+    #: the rank that dials, and receives the data unless it `sends`
     dialler: int
-    #: the rank that is dialled, and sends the data
+    #: the rank that is dialled, and sends the data unless the dialler `sends`
     target: int
-    #: "collective", "p2p" or "tensor"
+    #: "collective", "p2p", "tensor" or "line"
     channel: str
+    #: whether the dialler sends the data, since the target cannot dial it
+    sends: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

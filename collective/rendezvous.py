@@ -19,10 +19,12 @@ from collective import job
 from collective.addresses import parse_address
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
-from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.links.doorman import Doorman
+from collective.links.listener import Admission, Listener, listen
 from collective.messages import Plan
+from collective.reaching import Peer
 from collective.strategies import Auto, Strategy, check_names, parse
-from collective.world import Peer, World
+from collective.world import World
 
 #: the default group's name
 DEFAULT_GROUP = "default"

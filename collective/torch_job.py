@@ -83,6 +83,12 @@ def _facts(watched: tuple[Any, str]) -> dict[str, float | int | str | bool]:
     }
     if reason:
         values["timings_reason"] = reason
+    here = getattr(group, "group", None)
+    unreachable: dict[int, str] = getattr(here, "unreachable", {})
+    if here is not None and unreachable:
+        values["unreachable"] = "; ".join(
+            f"rank {rank} on node {here.nodes[rank]} ({why})" for rank, why in unreachable.items()
+        )[:MAX_TEXT]
     return values
 
 

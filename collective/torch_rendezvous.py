@@ -29,7 +29,9 @@ from collective import job
 from collective.addresses import is_loopback
 from collective.errors import RendezvousFailed
 from collective.group import Group
-from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.links.doorman import Doorman
+from collective.links.listener import Admission, Listener, listen
+from collective.reaching import Peer
 from collective.rendezvous import (
     address_towards,
     announce,
@@ -38,7 +40,6 @@ from collective.rendezvous import (
     token_from_environment,
 )
 from collective.strategies import Strategy, parse
-from collective.world import Peer
 
 _lock = threading.Lock()
 _made: dict[str, int] = {}

@@ -23,6 +23,8 @@ class Wiring(Protocol):
     secret: str
     #: seconds that a rank which leaves waits for its peers to read what it sent
     linger: float
+    #: by rank of the world that this rank cannot dial, and that dials it instead: why not
+    unreachable: dict[int, str]
     #: where ranks that are threads of this process find each other's devices; else None
     lobby: Lobby | None
 

@@ -9,42 +9,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from collective import calibration, diagnosis
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
-from collective.errors import ProtocolError, RendezvousFailed
+from collective.errors import PeerLost, ProtocolError, RendezvousFailed
 from collective.links import shared_handshake
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, wanted
+from collective.links.doorman import Connection, Doorman
 from collective.links.endpoint import SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
-from collective.links.listener import Admission, Doorman, Listener, dial
+from collective.links.listener import Admission, Listener
 from collective.links.shared_memory import SharedInlet, SharedOutlet
 from collective.links.wire import FrameKind
-from collective.messages import LinkRequest
+from collective.reaching import SILENCE, Peer, Reach
 from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
 from collective.watch import Watch
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A rank of the world: its node's name and where it, or its agent, listens.
-
-    Ranks of the same `place`, unless that is empty, exchange through shared memory.
-    """
-
-    node: str
-    addresses: tuple[tuple[str, int], ...]
-    place: str = ""
-
-
-#: seconds after which a machine that answers nothing is given up by the links that wait for its
-#: data; a process that is stopped or busy does not count, since its machine's kernel answers
-_SILENCE = float(os.environ.get("UNISONO_PEER_SILENCE", "20"))
-
 
 #: seconds for which a downloader may stand still
 _TENSORS_LOST = 600.0
@@ -53,7 +35,6 @@ _TENSORS_LOST = 600.0
 class World:
     """WebSocket links between processes."""
 
-    linger = 2.0
     lobby: Lobby | None = None
 
     def __init__(
@@ -92,11 +73,12 @@ class World:
         self._name = name
         self._calibrates = calibration.wanted() and calibrates
         self._surroundings: Surroundings | None = None
-        self._neighbours = _neighbours(rank, self.peers)
+        self._reach = Reach(rank, peers, admission, doorman, name)
+        self.linger = float(os.environ.get("UNISONO_LINGER_SECONDS", "2"))
+        self.unreachable = self._reach.unreachable
         self._shared_listener: Listener | None = None
-        if self._neighbours:
-            ((where, _),) = self._near(rank)
-            listening = shared_handshake.listen(where)
+        if self._reach.neighbours:
+            listening = shared_handshake.listen(self._reach.near(rank))
             self._shared_listener = Listener(admission, doorman, [listening], rank)
         _worlds.add(self)
 
@@ -111,22 +93,11 @@ class World:
         return self._surroundings
 
     def _facts(self, inlets: Mapping[int, Inlet]) -> Facts:
-        kind = "shm" if self._neighbours else "websocket"
+        kind = "shm" if self._reach.neighbours else "websocket"
         return calibration.own_facts(self.rank, self._nodes, inlets, kind, self._calibrates)
 
     def near(self, ranks: Sequence[int]) -> bool:
-        return all(rank == self.rank or rank in self._neighbours for rank in ranks)
-
-    def _request(self, name: str, ranks: Sequence[int], peer: int, channel: str) -> LinkRequest:
-        return LinkRequest(
-            job=self._admission.job,
-            attempt=self._admission.attempt,
-            group=name,
-            epoch=self._admission.epoch,
-            dialler=list(ranks).index(self.rank),
-            target=peer,
-            channel=channel,
-        )
+        return all(rank == self.rank or rank in self._reach.neighbours for rank in ranks)
 
     def connect(
         self,
@@ -146,7 +117,7 @@ class World:
         ranks = tuple(ranks)
         me = ranks.index(self.rank)
         size = len(ranks)
-        labels = [f"rank {i} on node {self.peers[rank].node}" for i, rank in enumerate(ranks)]
+        labels = {i: f"rank {i} on node {self.peers[rank].node}" for i, rank in enumerate(ranks)}
         self._ranks[name] = ranks
         self._lost_after = max(timeout, 60.0)
         others = [(me + step) % size for step in range(1, size)]
@@ -158,34 +129,50 @@ class World:
         watched = [
             (known[peer], peer, self.peers[ranks[peer]].node) for peer in others if peer in known
         ]
-        watch = Watch(watched, lambda error: self._doorman.give_up(name, error))
+
+        def on_end(error: PeerLost) -> None:
+            self._doorman.give_up(name, error)
+            self._reach.wake()
+
+        #: by peer: the connections on which it sends
+        connections: dict[int, Connection] = {}
+        #: on which peers that cannot dial this rank say so until they have their links
+        heard: list[Inlet] = []
+
+        def made(peer: int, connection: Connection) -> None:
+            opened.append(connection.sock)
+            connections[peer] = connection
+            if connection.dialled and ranks[peer] not in self._reach.neighbours:
+                ear = Inlet(SocketEndpoint(connection.sock))
+                heard.append(ear)
+                self._reach.lines.listen(ranks[peer], ear)
+
+        watch = Watch(watched, on_end)
         try:
-            for peer in others:
-                near = ranks[peer] in self._neighbours
-                sock = dial(
-                    self._near(ranks[peer]) if near else self.peers[ranks[peer]].addresses,
-                    self._request(name, ranks, peer, "collective"),
-                    self._admission.secret,
-                    deadline,
-                    labels[peer],
-                    watch.check,
-                )
-                opened.append(sock)
-                if near:
+            self._reach.all(name, ranks, others, deadline, labels, watch.check, made)
+            for peer, connection in connections.items():
+                sock = connection.sock
+                if ranks[peer] in self._reach.neighbours:
                     shared[peer] = sock, shared_handshake.offer(sock, self.engine.bell)
                     continue
-                more = self._dial_more(name, ranks, peer, sock, deadline, labels[peer], opened)
-                endpoint = SocketEndpoint(sock, lost_after=_SILENCE)
-                inlets[peer] = BundleInlet(endpoint, more) if more else Inlet(endpoint)
+                more = self._more(name, ranks, peer, connection, deadline, labels[peer], opened)
+                endpoint = SocketEndpoint(sock, lost_after=SILENCE)
+                inlets[peer] = (
+                    BundleInlet(endpoint, more, client=connection.dialled)
+                    if more
+                    else Inlet(endpoint, client=connection.dialled)
+                )
             claimed = self._doorman.claim(name, others, deadline, labels)
-            opened += [sock for sock, _ in claimed.values()]
-            for peer, (sock, unread) in claimed.items():
+            opened += [connection.sock for connection in claimed.values()]
+            for peer, connection in claimed.items():
+                sock = connection.sock
                 if sock.family == socket.AF_UNIX:
                     memory, bell = shared_handshake.take(sock, self.engine.bell, deadline)
-                    outlets[peer] = SharedOutlet(sock, memory, bell, unread)
+                    outlets[peer] = SharedOutlet(sock, memory, bell, connection.unread)
                 else:
-                    endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
-                    outlets[peer] = Outlet(endpoint, unread)
+                    outlets[peer] = self._outlet(connection)
+            for ear in heard:
+                self._reach.lines.ignore(ear)
             # only now: whoever hands its bell over has claimed, and so has dialled before
             while shared:
                 peer = next(iter(shared))
@@ -193,9 +180,9 @@ class World:
                 inlets[peer] = SharedInlet(*shared.pop(peer), bell)
             own = self._facts(inlets) if name == self._name else None
             for inlet in inlets.values():
-                connections = 1 + len(inlet.others) if inlet.others else 0
+                count = 1 + len(inlet.others) if inlet.others else 0
                 said = b"" if own is None else own.encode()
-                inlet.say(FrameKind.HELLO, self._admission.epoch, connections, said)
+                inlet.say(FrameKind.HELLO, self._admission.epoch, count, said)
             self._await_greetings(outlets, deadline, labels)
             self._bundle(name, outlets, deadline, labels, opened)
             if own is not None:
@@ -207,6 +194,8 @@ class World:
                     me, self._nodes, facts, inlets, outlets, self._admission.epoch, deadline
                 )
         except BaseException as error:
+            for ear in heard:
+                self._reach.lines.ignore(ear)
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
             for link in links:
                 link.close()
@@ -234,35 +223,32 @@ class World:
         )
         self.engine.add(communicator)
 
-        def take_message_link(peer: int, sock: socket.socket, unread: bytes) -> None:
-            endpoint = SocketEndpoint(sock, lost_after=self._lost_after)
-            self.engine.add_message_link(communicator, peer, Outlet(endpoint, unread))
+        def take_message_link(peer: int, connection: Connection) -> None:
+            self.engine.add_message_link(communicator, peer, self._outlet(connection))
 
         self._doorman.forward(name, "p2p", take_message_link)
         return communicator
 
-    def _dial_more(
+    def _outlet(self, connection: Connection) -> Outlet:
+        endpoint = SocketEndpoint(connection.sock, lost_after=self._lost_after)
+        return Outlet(endpoint, connection.unread, client=connection.dialled)
+
+    def _more(
         self,
         name: str,
         ranks: Sequence[int],
         peer: int,
-        first: socket.socket,
+        first: Connection,
         deadline: float,
         label: str,
         opened: list[socket.socket],
     ) -> list[SocketEndpoint]:
         """The further connections of a link whose first is made, where one is not enough."""
         endpoints = []
-        for number in range(1, wanted(first)):
-            sock = dial(
-                [first.getpeername()[:2]],
-                self._request(name, ranks, peer, channel(number)),
-                self._admission.secret,
-                deadline,
-                label,
-            )
-            opened.append(sock)
-            endpoints.append(SocketEndpoint(sock, lost_after=_SILENCE))
+        for number in range(1, wanted(first.sock)):
+            made = self._reach.one(name, ranks, peer, channel(number), deadline, label)
+            opened.append(made.sock)
+            endpoints.append(SocketEndpoint(made.sock, lost_after=SILENCE))
         return endpoints
 
     def _bundle(
@@ -270,7 +256,7 @@ class World:
         name: str,
         outlets: dict[int, Outlet],
         deadline: float,
-        labels: Sequence[str],
+        labels: Mapping[int, str],
         opened: list[socket.socket],
     ) -> None:
         """Add the further connections that peers say they have made."""
@@ -280,20 +266,13 @@ class World:
             endpoints = []
             for number in range(1, outlet.connections):
                 claimed = self._doorman.claim(name, [peer], deadline, labels, channel(number))
-                sock, _ = claimed[peer]
-                opened.append(sock)
-                endpoints.append(SocketEndpoint(sock, lost_after=self._lost_after))
+                opened.append(claimed[peer].sock)
+                endpoints.append(SocketEndpoint(claimed[peer].sock, lost_after=self._lost_after))
             if endpoints:
                 outlets[peer] = BundleOutlet(outlet, endpoints)
 
-    def _near(self, rank: int) -> tuple[tuple[str, int], ...]:
-        """Where a rank of this node takes shared-memory links."""
-        own = self._admission
-        world = f"{own.job} {own.attempt} {self._name}"
-        return ((shared_handshake.address(own.secret, world, own.epoch, rank), 0),)
-
     def _await_greetings(
-        self, outlets: dict[int, Outlet], deadline: float, labels: Sequence[str]
+        self, outlets: dict[int, Outlet], deadline: float, labels: Mapping[int, str]
     ) -> None:
         poll = select.poll()
         by_descriptor = {outlet.endpoint.fileno(): peer for peer, outlet in outlets.items()}
@@ -327,24 +306,19 @@ class World:
                     self.engine.call(lambda: communicator.hear(peer))
                     raise diagnosis.absent(communicator, peer)
 
-            sock = dial(
-                self.peers[ranks[peer]].addresses,
-                self._request(name, ranks, peer, "p2p"),
-                self._admission.secret,
-                time.monotonic() + timeout,
-                communicator.label(peer),
-                check,
-            )
-            inlet = Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
+            deadline = time.monotonic() + timeout
+            label = communicator.label(peer)
+            inlet = self._inlet(self._reach.one(name, ranks, peer, "p2p", deadline, label, check))
             self.engine.add_message_link(communicator, peer, inlet)
             self._dialled.add((name, peer))
 
     def serve_tensors(self, name: str, ranks: Sequence[int]) -> None:
         me = tuple(ranks).index(self.rank)
 
-        def take(dialler: int, sock: socket.socket, unread: bytes) -> None:
-            endpoint = SocketEndpoint(sock, lost_after=_TENSORS_LOST)
-            self.tensors.take(name, me, dialler, Outlet(endpoint, unread))
+        def take(dialler: int, connection: Connection) -> None:
+            endpoint = SocketEndpoint(connection.sock, lost_after=_TENSORS_LOST)
+            outlet = Outlet(endpoint, connection.unread, client=connection.dialled)
+            self.tensors.take(name, me, dialler, outlet)
 
         self._doorman.forward(name, "tensor", take)
 
@@ -359,10 +333,11 @@ class World:
     ) -> Inlet:
         if ranks[peer] == self.rank:
             return _own_tensors(self.tensors, name, peer)
-        request = self._request(name, ranks, peer, "tensor")
-        addresses = self.peers[ranks[peer]].addresses
-        sock = dial(addresses, request, self._admission.secret, deadline, label, check)
-        return Inlet(SocketEndpoint(sock, lost_after=_SILENCE))
+        return self._inlet(self._reach.one(name, ranks, peer, "tensor", deadline, label, check))
+
+    def _inlet(self, connection: Connection) -> Inlet:
+        endpoint = SocketEndpoint(connection.sock, lost_after=SILENCE)
+        return Inlet(endpoint, client=connection.dialled)
 
     def forget(self, name: str) -> None:
         self.tensors.forget(name)
@@ -376,6 +351,7 @@ class World:
             if listener is not None:
                 listener.close()
         self._doorman.close()
+        self._reach.lines.close()
         self.tensors.close()
         self.engine.close()
         _worlds.discard(self)
@@ -385,25 +361,7 @@ class World:
             if listener is not None:
                 listener.abandon()
         self._doorman.abandon()
-
-
-def _neighbours(rank: int, peers: Sequence[Peer]) -> frozenset[int]:
-    """The other ranks of this rank's place; none where only WebSocket links are wanted.
-
-    ``UNISONO_LINKS=websocket`` on all ranks keeps shared memory out.
-
-    Raises:
-        ValueError: ``UNISONO_LINKS`` is neither ``auto`` nor ``websocket``.
-    """
-    setting = os.environ.get("UNISONO_LINKS") or "auto"
-    if setting not in ("auto", "websocket"):
-        raise ValueError(f"UNISONO_LINKS is {setting!r}; there are auto and websocket")
-    place = peers[rank].place
-    if not place or setting == "websocket":
-        return frozenset()
-    return frozenset(
-        other for other, peer in enumerate(peers) if other != rank and peer.place == place
-    )
+        self._reach.lines.abandon()
 
 
 def _own_tensors(tensors: TensorServer, name: str, rank: int) -> Inlet:

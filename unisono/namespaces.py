@@ -152,6 +152,10 @@ class Network:
             nodad = (f"{host.ipv6}/64", "dev", device, "nodad")
             _run("ip", "-n", host.namespace, "address", "add", *nodad)
 
+    def add_address(self, host: Host, device: str, address: str) -> None:
+        """Give a device of a host one more address, such as ``192.168.7.7/32``."""
+        _run("ip", "-n", host.namespace, "address", "add", address, "dev", device)
+
     def carried(self, host: Host) -> int:
         """Bytes that have left a host so far."""
         with host.entered():

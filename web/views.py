@@ -270,17 +270,28 @@ def role(rank: int, job: Plain) -> str:
     return ""
 
 
+#: what a report's entry means
+_NOTES = {
+    "timings_reason": "No timings of {ranks}: ",
+    "unreachable": "Data reach {ranks} masked, which is slower, from what cannot be dialled: ",
+}
+
+
 def rank_notes(ranks: Iterable[Plain]) -> list[str]:
-    """What ranks reported as a reason why something is missing, each once."""
-    notes: dict[str, list[int]] = {}
+    """What ranks reported as a reason why something is missing or slow, each once."""
+    notes: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
-        reason = (rank.get("report") or {}).get("timings_reason")
-        if reason:
-            notes.setdefault(str(reason), []).append(rank["rank"])
+        report = rank.get("report") or {}
+        for name, text in _NOTES.items():
+            if report.get(name):
+                notes.setdefault((text, str(report[name])), []).append(rank["rank"])
     return [
-        f"No timings of {'rank' if len(who) == 1 else 'ranks'} "
-        f"{', '.join(map(str, who[:8]))}{' and more' if len(who) > 8 else ''}: {reason}"
-        for reason, who in notes.items()
+        text.format(
+            ranks=f"{'rank' if len(who) == 1 else 'ranks'} "
+            f"{', '.join(map(str, who[:8]))}{' and more' if len(who) > 8 else ''}"
+        )
+        + reason
+        for (text, reason), who in notes.items()
     ]
 
 

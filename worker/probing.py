@@ -12,10 +12,10 @@ from pathlib import Path
 
 from collective.errors import CollectiveError, RendezvousFailed
 from collective.figures import Sample
+from collective.links.dialling import dial
 from collective.links.endpoint import SocketEndpoint
 from collective.links.handshake import same_secret
 from collective.links.link import EndOfLink, Inlet, Outlet
-from collective.links.listener import dial
 from collective.links.probe import measure, serve
 from collective.messages import LinkRequest
 from worker.errors import LocalProblem, Refused

@@ -55,9 +55,9 @@ class BundleOutlet(Outlet):
 
     def __init__(self, first: Outlet, endpoints: Sequence[Endpoint]) -> None:
         """Take over a greeted outlet, and the endpoints of the other connections."""
-        super().__init__(first.endpoint)
+        super().__init__(first.endpoint, client=first.client)
         self.take_over(first)
-        self.others = [Outlet(endpoint) for endpoint in endpoints]
+        self.others = [Outlet(endpoint, client=first.client) for endpoint in endpoints]
         self._turn = 0
 
     @property
@@ -93,9 +93,11 @@ class BundleOutlet(Outlet):
 class BundleInlet(Inlet):
     """The receiving end of several connections."""
 
-    def __init__(self, endpoint: Endpoint, others: Sequence[Endpoint]) -> None:
-        super().__init__(endpoint)
-        self.others = [Inlet(other) for other in others]
+    def __init__(
+        self, endpoint: Endpoint, others: Sequence[Endpoint], *, client: bool = True
+    ) -> None:
+        super().__init__(endpoint, client=client)
+        self.others = [Inlet(other, client=client) for other in others]
         self._turn = 0
 
     def header(self) -> Header | None:

@@ -1,7 +1,7 @@
 """The WebSocket handshake of a data link, without I/O: bytes in, bytes out.
 
-Agents and ranks use the same two classes.  The dialler is the receiver of the data; it sends who
-it is in headers (`docs/protocols.md`), the server checks and answers.
+Agents and ranks use the same two classes.  The dialler sends who it is in headers
+(`docs/protocols.md`), the server checks and answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from collective.messages import LinkRequest
 
 SUBPROTOCOL = "unisono.1"
 PATH = "/unisono"
-CHANNELS = ("collective", "p2p", "tensor", "probe", *(f"collective.{n}" for n in range(1, 32)))
+CHANNELS = (
+    "collective", "p2p", "tensor", "line", "probe", *(f"collective.{n}" for n in range(1, 32))
+)  # fmt: skip
+#: HTTP status: the dialled side is at an earlier epoch still, and may follow
+TOO_EARLY = 425
 #: a request line and headers longer than this are refused
 MAX_REQUEST = 16 << 10
 
@@ -96,7 +100,9 @@ class ServerHandshake:
                 epoch=_number(headers, "Unisono-Epoch"),
                 dialler=_number(headers, "Unisono-Rank"),
                 target=_number(headers, "Unisono-Peer"),
-                channel=_channel(headers),
+                channel=_choice(headers, "Unisono-Channel", CHANNELS),
+                sends="Unisono-Data" in headers
+                and _choice(headers, "Unisono-Data", ("sends",)) == "sends",
             )
         except (KeyError, ValueError, LookupError) as error:
             self.request = None
@@ -147,6 +153,8 @@ class ClientHandshake:
             ("Unisono-Secret", secret),
         ):
             fields[header] = value
+        if request.sends:
+            fields["Unisono-Data"] = "sends"
         http.headers.update(fields)
         self._protocol.send_request(http)
         self.hello = b"".join(self._protocol.data_to_send())
@@ -228,8 +236,8 @@ def _number(headers: Headers, header: str) -> int:
     return int(value)
 
 
-def _channel(headers: Headers) -> str:
-    value = headers["Unisono-Channel"]
-    if value not in CHANNELS:
-        raise ValueError(f"Unisono-Channel {value[:40]!r}")
+def _choice(headers: Headers, header: str, choices: tuple[str, ...]) -> str:
+    value = headers[header]
+    if value not in choices:
+        raise ValueError(f"{header} {value[:40]!r}")
     return value

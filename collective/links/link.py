@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from collective.errors import ProtocolError
 from collective.links.endpoint import Buffer, Endpoint, SocketEndpoint
+from collective.links.masking import Mask, Masker
 from collective.links.wire import (
     HEADER,
     HEADER_SIZE,
@@ -20,6 +21,7 @@ from collective.links.wire import (
     Header,
     masked,
     parse_head,
+    plain,
     unmask,
     unmasked,
 )
@@ -46,8 +48,11 @@ class Outlet:
     #: further connections of the same link
     others: Sequence[Outlet] = ()
 
-    def __init__(self, endpoint: Endpoint, unread: bytes = b"") -> None:
+    def __init__(self, endpoint: Endpoint, unread: bytes = b"", *, client: bool = False) -> None:
+        """An outlet over `endpoint`, of which `unread` was read; a `client` masks what it sends."""
         self.endpoint = endpoint
+        self.client = client
+        self._masker = Masker() if client else None
         self.readable = True
         self.writable = True
         self.hung_up = False
@@ -71,6 +76,8 @@ class Outlet:
 
     def begin(self, head: bytes, payload: memoryview | None) -> bool:
         """Start a frame, whose header (with the WebSocket's) is `head`; whether it is gone."""
+        if self._masker is not None:
+            head, payload = self._masker.frame(head, payload)
         self._flight = [head] if payload is None or not len(payload) else [head, payload]
         return self.flush()
 
@@ -124,7 +131,8 @@ class Outlet:
 
     def keep(self) -> None:
         """Copy what is still on its way: the memory that it was sent from may change."""
-        self._flight = [bytes(buffer) for buffer in self._flight]
+        if self._masker is None:  # else it is a copy
+            self._flight = [bytes(buffer) for buffer in self._flight]
 
     def take_over(self, other: Outlet) -> None:
         """Go on as another outlet over the same endpoint, which nothing was sent on yet."""
@@ -171,8 +179,8 @@ class Outlet:
             if head.opcode >= _CLOSE and len(body) > 125:
                 raise ProtocolError(f"a frame of {len(body)} bytes with opcode {head.opcode}")
             if head.opcode == _PING:
-                # a stock client's keep-alive; answered between two frames
-                self._urgent.append(bytes((0x8A, len(body))) + body)
+                # a stock library's keep-alive; answered between two frames
+                self._urgent.append(self._whole(body, 0x8A))
                 if not self._flight:
                     self.flush()
             elif head.opcode in (_PONG, _CLOSE):
@@ -190,6 +198,9 @@ class Outlet:
         if ended is not None and not frames:
             raise EndOfLink(ended)
         return frames
+
+    def _whole(self, body: bytes, opcode: int) -> bytes:
+        return masked(body, opcode) if self.client else plain(body, opcode)
 
     def greet(self) -> bool:
         """Whether the peer's HELLO has come; what it said after that is kept for `control`.
@@ -222,7 +233,7 @@ class Outlet:
         """Say that no data follows: a close frame, then the end of the stream."""
         if not self._flight and self.writable:
             try:
-                self.endpoint.send([b"\x88\x02\x03\xe8"])
+                self.endpoint.send([self._whole(b"\x03\xe8", 0x88)])
             except OSError:
                 pass  # the peer is gone or does not read: the half-close below still tells it
         self.endpoint.end()
@@ -240,8 +251,12 @@ class Inlet:
     #: further connections of the same link
     others: Sequence[Inlet] = ()
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, client: bool = True) -> None:
+        """An inlet over `endpoint`; to one that is no `client`, the data come masked."""
         self.endpoint = endpoint
+        self.client = client
+        #: of the current frame
+        self._mask: Mask | None = None
         self.readable = True
         self.writable = True
         self.received = 0
@@ -314,15 +329,22 @@ class Inlet:
                 raise ProtocolError(f"a frame of {head.length} bytes with opcode {head.opcode}")
             if len(view) < head.size + head.length:
                 return None
+            if head.opcode == _PING:
+                body = bytes(view[head.size : head.size + head.length])
+                self._send(body if head.key is None else unmask(body, head.key), 0x8A)
             self._start += head.size + head.length
             return self._parse() if self._stop - self._start >= 2 else None
-        if head.key is not None or head.length < HEADER_SIZE:
+        if (head.key is None) is not self.client or head.length < HEADER_SIZE:
             raise ProtocolError(
                 f"a data frame of {head.length} bytes, masked: {head.key is not None}"
             )
         if len(view) < head.size + HEADER_SIZE:
             return None
-        header = Header._make(HEADER.unpack_from(view, head.size))
+        if head.key is None:
+            header = Header._make(HEADER.unpack_from(view, head.size))
+        else:
+            packed = view[head.size : head.size + HEADER_SIZE]
+            header = Header._make(HEADER.unpack(unmask(packed, head.key)))
         if header.length + header.descriptor_length + HEADER_SIZE != head.length:
             raise ProtocolError(f"lengths of a frame do not add up: {header}")
         size = head.size + HEADER_SIZE
@@ -332,12 +354,15 @@ class Inlet:
             if len(view) < size + header.descriptor_length:
                 return None
             self.descriptor = bytes(view[size : size + header.descriptor_length])
+            if head.key is not None:  # the header before it has a multiple of the key's bytes
+                self.descriptor = unmask(self.descriptor, head.key)
             size += header.descriptor_length
         else:
             self.descriptor = b""
         self._start += size
         self._header = header
         self._missing = header.length
+        self._mask = None if head.key is None else Mask(head.key, header.descriptor_length)
         return header
 
     def read_into(self, view: memoryview) -> bool:
@@ -350,6 +375,9 @@ class Inlet:
                 view[place : place + count] = self._staging[self._start : self._start + count]
                 self._start += count
                 self._missing -= count
+                if self._mask is not None:
+                    part = view[place : place + count]
+                    self._mask.apply(part, part, place)
                 continue
             if not self.readable:
                 return False
@@ -364,6 +392,9 @@ class Inlet:
                 raise EndOfLink("end of file in a frame")
             self.received += count
             self._missing -= count
+            if self._mask is not None:
+                part = view[place : place + count]
+                self._mask.apply(part, part, place)
         self._header = None
         return True
 
@@ -393,7 +424,11 @@ class Inlet:
             EndOfLink: the peer does not take any more.
         """
         header = HEADER.pack(kind, 0, 0, epoch, sequence, 0, len(body), 0)
-        self._back.append(masked(header + body))
+        self._send(header + body, 0x82)
+
+    def _send(self, message: bytes, opcode: int) -> None:
+        whole = masked if self.client else plain
+        self._back.append(whole(message, opcode))
         self.flush()
 
     def flush(self) -> bool:

@@ -3,7 +3,8 @@
 Each frame is one binary WebSocket message (RFC 6455, FIN set, no extension) of at most
 `MAX_FRAME` bytes: a fixed little-endian header, then for the first frame of an operation its
 descriptor, then the payload.  Data goes from the server of the handshake to the client, so it
-is not masked; what goes the other way is control: small, masked and rare.
+is not masked; what goes the other way is control: small, masked and rare.  Only where the receiver
+cannot dial the sender it is the other way round, and the data are masked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ HEADER_SIZE = HEADER.size  # 32
 
 
 class FrameKind(IntEnum):
-    """What a frame is for; those below 16 flow from server to client, the rest against it."""
+    """What a frame is for; those below 16 flow with the data, the rest against them."""
 
     DATA = 1  # a segment of a collective, or of a tensor that is downloaded
     MESSAGE = 2  # a segment of a point-to-point message
     TENSOR = 3  # what a downloaded tensor is: JSON
     REFUSAL = 4  # why there is no download: JSON
+    CALL = 5  # the client is asked to dial, since the server cannot: JSON
     PROBED = 6  # bytes without a meaning, by which a link is measured
     HELLO = 16  # the dialler is ready to receive; what it says of itself: JSON
     ABORT = 17  # an operation is given up: JSON
@@ -58,6 +60,12 @@ class Header(NamedTuple):
     offset: int
     length: int
     checksum: int
+
+
+def plain(message: bytes, opcode: int = 0x82) -> bytes:
+    """A whole small message from a server."""
+    head = unmasked(len(message))
+    return bytes((opcode,)) + head[1:] + message
 
 
 def unmasked(length: int) -> bytes:

@@ -22,12 +22,13 @@ import collective
 from collective import compiled, transfer
 from collective.errors import CollectiveError
 from collective.group import Group
+from collective.links.doorman import Doorman
 from collective.links.link import Outlet
-from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.links.listener import Admission, Listener, listen
 from collective.links.shared_memory import SharedOutlet
+from collective.reaching import Peer
 from collective.rendezvous import assemble
 from collective.transfer import CollectiveOperation
-from collective.world import Peer
 
 _group: Group | None = None
 _segment = compiled.SEGMENT

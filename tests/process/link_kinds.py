@@ -6,15 +6,19 @@ import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest import mock
 
 from collective.group import Group
-from collective.links.listener import Admission, Doorman, Listener, listen
+from collective.links.doorman import Doorman
+from collective.links.listener import Admission, Listener, listen
 from collective.memory_world import MemoryHall, MemoryWorld
+from collective.reaching import Peer
 from collective.rendezvous import assemble
-from collective.world import Peer
 
-KINDS = ["memory", "shared memory", "websocket", "three connections"]
+KINDS = ["memory", "shared memory", "websocket", "three connections", "masked"]
+#: an address at which nobody listens
+NOWHERE = (("127.0.0.1", 1),)
 
 
 def linked_groups(
@@ -48,8 +52,14 @@ def linked_groups(
     def make(rank: int) -> Group:
         doorman = Doorman()
         listener = Listener(admission, doorman, sockets[rank], rank)
+        seen = peers
+        if kind == "masked":  # a rank cannot reach those behind it, which mask what they send it
+            seen = [
+                replace(peer, addresses=NOWHERE) if number > rank else peer
+                for number, peer in enumerate(peers)
+            ]
         return assemble(
-            rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy
+            rank, seen, admission, doorman, listener, timeout=timeout, strategy=strategy
         )
 
     connections = "3" if kind == "three connections" else "1"

@@ -34,7 +34,7 @@ def join(where: list[str], timeout: float = 30.0, strategy: str = "auto") -> Non
     )
 
 
-def join_some(where: dict[int, str], timeout: float, connections: str = "auto") -> None:
+def join_some(where: dict[int, str], epoch: int, timeout: float, connections: str = "auto") -> None:
     """Make a group of some ranks of the pool, by their numbers in it; another one is left."""
     global _group, _before
     if _group is not None:
@@ -44,8 +44,28 @@ def join_some(where: dict[int, str], timeout: float, connections: str = "auto") 
     os.environ["UNISONO_CONNECTIONS"] = connections
     _group = collective.init(
         list(where).index(rank_of()), addresses=list(where.values()), secret="of-this-test",
-        timeout=timeout,
+        epoch=epoch, timeout=timeout,
     )  # fmt: skip
+
+
+def join_from(lists: list[list[str]], epoch: int, connections: str = "1") -> dict[int, str]:
+    """Make the group of all ranks, each with its own list of addresses; whom it cannot dial."""
+    global _group, _before
+    if _group is not None:
+        _group.close()
+    _subgroups.clear()
+    _before = descriptors(), threads()
+    os.environ["UNISONO_CONNECTIONS"] = connections
+    _group = collective.init(
+        rank_of(), addresses=lists[rank_of()], secret="of-this-test", epoch=epoch, timeout=20.0
+    )
+    return _group.unreachable
+
+
+def unreachable() -> dict[int, str]:
+    """Whom this rank cannot dial, and why."""
+    assert _group is not None
+    return _group.unreachable
 
 
 def host() -> str:
@@ -139,6 +159,39 @@ def other_operations(strategy: str) -> None:
     group.all_to_all(outputs, [torch.full((7,), 10.0 * me + r) for r in range(n)])
     assert [output[0].item() for output in outputs] == [10.0 * r + me for r in range(n)]
     group.barrier()
+
+
+def every_pair(count: int) -> None:
+    """Messages and downloads from each rank to each other one; what was given is not changed."""
+    assert _group is not None
+    own = torch.arange(count, dtype=torch.float32) + _group.rank
+    given = own.clone()
+    others = [peer for peer in range(_group.size) if peer != _group.rank]
+    rooms = {peer: torch.empty(count) for peer in others}
+    works = [_group.recv(rooms[peer], peer, 7, async_op=True) for peer in others]
+    works += [_group.send(given, peer, 7, async_op=True) for peer in others]
+    for work in works:
+        work.wait()
+    _group.expose(given, f"values-{count}")
+    for peer in others:
+        right = torch.arange(count, dtype=torch.float32) + peer
+        assert torch.equal(rooms[peer], right)
+        for _ in range(2):
+            assert torch.equal(_group.download(peer, f"values-{count}"), right)
+    gathered = [torch.empty(count) for _ in range(_group.size)]
+    _group.all_gather(gathered, given)
+    assert torch.equal(gathered[others[0]], rooms[others[0]])
+    assert torch.equal(given, own)
+    _group.barrier()
+    _group.unexpose(f"values-{count}")
+
+
+def sum_of(size: int) -> list[float]:
+    """An all-reduce of so many values, of which ranks may have different numbers."""
+    assert _group is not None
+    tensor = torch.ones(size)
+    _group.all_reduce(tensor)
+    return tensor.tolist()
 
 
 def two_nodes(strategy: str) -> None:

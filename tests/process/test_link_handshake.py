@@ -326,7 +326,9 @@ def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any,
     with websockets.sync.server.serve(serve, host, int(port), subprotocols=OFFERED) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        with eventually(lambda: _connect(where[0])) as inward:
+        with websockets.sync.client.connect(
+            f"ws://{where[0]}/unisono", subprotocols=OFFERED, additional_headers=headers()
+        ) as inward:
             inward.send(hello())
             outward = dialled.get(timeout=10)
             assert greets(outward.recv())
@@ -340,13 +342,13 @@ def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any,
     return result
 
 
-def _connect(address: str) -> Any:
+def listens(address: str) -> bool:
+    host, _, port = address.partition(":")
     try:
-        return websockets.sync.client.connect(
-            f"ws://{address}/unisono", subprotocols=OFFERED, additional_headers=headers()
-        )
+        socket.create_connection((host, int(port)), timeout=5).close()
     except ConnectionRefusedError:
-        return None
+        return False
+    return True
 
 
 def asyncio_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -381,7 +383,79 @@ def asyncio_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[A
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("stock", [sync_rank, asyncio_rank])
+def call(**content: Any) -> bytes:
+    """The message that asks rank 0 to dial."""
+    body = json.dumps({"group": "default", "caller": 1, "callee": 0, **content}).encode()
+    return HEADER.pack(FrameKind.CALL, 0, 0, 1, 0, 0, len(body), 0) + body
+
+
+def called(message: str | bytes, channel: str) -> None:
+    """Check that a message of rank 0 asks rank 1 to dial for a channel."""
+    assert isinstance(message, bytes)
+    assert HEADER.unpack_from(message)[0] == FrameKind.CALL
+    asked = {"group": "default", "channel": channel, "caller": 0, "callee": 1}
+    assert json.loads(message[HEADER_SIZE:]) == asked
+
+
+def calling_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rank 1 of two, which never dials: it has rank 0 dial, and gets its data masked."""
+    accepted: SimpleQueue[Any] = SimpleQueue()
+    over: SimpleQueue[None] = SimpleQueue()
+
+    def serve(link: Any) -> None:
+        accepted.put(link)
+        over.get()
+
+    host, _, port = where[1].partition(":")
+    with websockets.sync.server.serve(serve, host, int(port), subprotocols=OFFERED) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            outward = accepted.get(timeout=10)
+            outward.send(call(channel="line"))
+            line = accepted.get(timeout=10)
+            line.send(call(channel="collective"))
+            inward = accepted.get(timeout=10)
+            for link, channel in ((line, "line"), (inward, "collective")):
+                assert link.request.headers["Unisono-Data"] == "sends"
+                assert link.request.headers["Unisono-Channel"] == channel
+            inward.send(hello())
+            assert greets(outward.recv())
+            assert inward.ping().wait(10)
+            for message in frames_of(values):
+                outward.send(message)
+            result = read_frames(inward.recv)
+        finally:
+            for _ in range(3):
+                over.put(None)
+            server.shutdown()
+            thread.join()
+    return result
+
+
+def called_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rank 1 of two, which cannot be reached: it dials when rank 0 asks, and masks its data."""
+
+    def dial(channel: str, **more: str) -> Any:
+        return websockets.sync.client.connect(
+            f"ws://{where[0]}/unisono", subprotocols=OFFERED,
+            additional_headers=headers(Channel=channel, **more),
+        )  # fmt: skip
+
+    with dial("collective") as inward:
+        called(inward.recv(10), "line")
+        with dial("line", Data="sends") as line:
+            called(line.recv(10), "collective")
+            with dial("collective", Data="sends") as outward:
+                inward.send(hello())
+                assert greets(outward.recv(10))
+                assert outward.ping().wait(10)
+                for message in frames_of(values):
+                    outward.send(message)
+                return read_frames(inward.recv)
+
+
+@pytest.mark.parametrize("stock", [sync_rank, asyncio_rank, calling_rank, called_rank])
 def test_a_stock_library_takes_part_in_an_all_reduce(stock: Any) -> None:
     """Everything on the wire is plain WebSocket: a rank made of a stock client and server works."""
     where = addresses(2)
@@ -401,6 +475,7 @@ def test_a_stock_library_takes_part_in_an_all_reduce(stock: Any) -> None:
     thread = Thread(target=rank)
     thread.start()
     values = np.random.default_rng(1).standard_normal(COUNT).astype(np.float32)
+    eventually(lambda: listens(where[0]), what="the rank listens")
     got = stock(where, values)
     tensor, sent = results.get(timeout=10)
     thread.join()

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 from resources import descriptors
+from websockets.utils import apply_mask
 
 from collective.errors import ProtocolError
 from collective.links.endpoint import Endpoint, MemoryEndpoint, SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
-from collective.links.wire import HEADER, HEADER_SIZE, MAX_FRAME, FrameKind, masked
+from collective.links.masking import Masker
+from collective.links.wire import HEADER, HEADER_SIZE, MAX_FRAME, FrameKind, masked, plain
 
 Ends = tuple[Endpoint, Endpoint]
 #: seconds after which something that must happen has not
@@ -183,9 +185,11 @@ def test_a_forked_copy_is_dropped_without_a_word() -> None:
 # -- the two ends of a link -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def link(ends: Ends) -> tuple[Outlet, Inlet]:
-    return Outlet(ends[0]), Inlet(ends[1])
+@pytest.fixture(params=["plain", "masked"])
+def link(request: pytest.FixtureRequest, ends: Ends) -> tuple[Outlet, Inlet]:
+    """A link that its inlet dialled, or its outlet, which then masks."""
+    masks = request.param == "masked"
+    return Outlet(ends[0], client=masks), Inlet(ends[1], client=not masks)
 
 
 def data_frame(sequence: int, payload: bytes, descriptor: bytes = b"") -> bytes:
@@ -286,7 +290,8 @@ def test_a_ping_is_answered_between_frames(link: tuple[Outlet, Inlet]) -> None:
     outlet, inlet = link
     payload = os.urandom(LARGEST)
     outlet.begin(data_frame(1, payload), memoryview(payload))
-    send(inlet.endpoint, masked(b"are you there", 0x89))
+    whole = masked if inlet.client else plain
+    send(inlet.endpoint, whole(b"are you there", 0x89))
     with Edge(outlet.endpoint) as edge:
         edge.wait()
     outlet.readable = True
@@ -295,12 +300,32 @@ def test_a_ping_is_answered_between_frames(link: tuple[Outlet, Inlet]) -> None:
     outlet.begin(data_frame(2, b"next"), memoryview(b"next"))
     assert pump(outlet, inlet, memoryview(bytearray(10))) == b"next"
     assert outlet.sent == inlet.received
-    send(inlet.endpoint, masked(b"x", 0x89))
+    send(inlet.endpoint, whole(b"x", 0x89))
     with Edge(outlet.endpoint) as edge:
         edge.wait()
     outlet.readable = True
     outlet.control()
-    assert receive(inlet.endpoint, 3) == b"\x8a\x01x"
+    assert pong(inlet.endpoint, outlet.client) == b"x"
+
+
+def pong(end: Endpoint, from_client: bool) -> bytes:
+    """The one byte of a pong that has come."""
+    if not from_client:
+        assert receive(end, 2) == b"\x8a\x01"
+        return receive(end, 1)
+    assert receive(end, 2) == b"\x8a\x81"
+    key = receive(end, 4)
+    return apply_mask(receive(end, 1), key)
+
+
+def test_the_receiver_answers_pings_too(link: tuple[Outlet, Inlet]) -> None:
+    """A ping between two frames gets its pong when the receiver reads that far."""
+    outlet, inlet = link
+    whole = masked if outlet.client else plain
+    send(outlet.endpoint, whole(b"?", 0x89))
+    outlet.begin(data_frame(1, b"next"), memoryview(b"next"))
+    assert pump(outlet, inlet, memoryview(bytearray(10))) == b"next"
+    assert pong(outlet.endpoint, inlet.client) == b"?"
 
 
 def test_the_end_between_frames_and_in_one(link: tuple[Outlet, Inlet]) -> None:
@@ -308,7 +333,10 @@ def test_the_end_between_frames_and_in_one(link: tuple[Outlet, Inlet]) -> None:
     outlet, inlet = link
     outlet.begin(data_frame(1, b"whole"), memoryview(b"whole"))
     assert pump(outlet, inlet, memoryview(bytearray(10))) == b"whole"
-    assert outlet.endpoint.send([data_frame(2, b"half a payload"), b"half"])
+    head = data_frame(2, b"half a payload")
+    if outlet.client:
+        head, _ = Masker().frame(head, None)
+    assert outlet.endpoint.send([head, b"half"])
     outlet.endpoint.end()
     with Edge(inlet.endpoint) as edge, pytest.raises(EndOfLink, match="in a frame"):  # noqa: PT012
         room = memoryview(bytearray(14))
@@ -342,7 +370,8 @@ def test_control_that_ends_in_the_middle_is_an_end(link: tuple[Outlet, Inlet]) -
     """Half a control frame before the end of the stream does not hide the end."""
     outlet, inlet = link
     header = HEADER.pack(FrameKind.STATUS, 0, 0, 1, 1, 0, 4, 0)
-    send(inlet.endpoint, masked(header + b"body")[:20])
+    whole = masked if inlet.client else plain
+    send(inlet.endpoint, whole(header + b"body")[:20])
     inlet.endpoint.end()
     with Edge(outlet.endpoint) as edge, pytest.raises(EndOfLink):  # noqa: PT012
         while True:

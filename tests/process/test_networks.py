@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -21,13 +22,17 @@ pytestmark = pytest.mark.timeout(60)
 
 PORT = 9000
 THREE = [0, 1, 2]
+#: a rank may still be leaving its last group when others have begun to form the next one
+EPOCHS = itertools.count(1)
 
 # Serves one data link's handshake at the address of the first argument, and reaches it by name:
 # as an agent does, as a program that talks HTTP does, and as a rank does.
 BY_NAME = """
 import sys, time
 import httpx
-from collective.links.listener import Admission, Doorman, Listener, dial, listen
+from collective.links.dialling import dial
+from collective.links.doorman import Doorman
+from collective.links.listener import Admission, Listener, listen
 from collective.messages import LinkRequest
 from worker.control import ControlPlane
 
@@ -65,7 +70,7 @@ def pool(net: Network) -> Iterator[RankPool]:
 def join(
     pool: RankPool, where: dict[int, str], timeout: float = 20.0, connections: str = "auto"
 ) -> None:
-    ask(pool, list(where), native_jobs.join_some, where, timeout, connections)
+    ask(pool, list(where), native_jobs.join_some, where, next(EPOCHS), timeout, connections)
 
 
 def ask(pool: RankPool, ranks: list[int], function: Callable[..., Any], *arguments: Any) -> None:
@@ -114,6 +119,32 @@ def test_links_of_several_connections(net: Network, pool: RankPool) -> None:
     assert [
         outcome and outcome.value for outcome in pool.outcomes(native_jobs.leave, ranks=THREE)
     ] == [True] * 3
+
+
+def test_a_host_that_cannot_be_reached_dials_instead(net: Network, pool: RankPool) -> None:
+    """Rank 1 listens at an address to which there is no way from the others, as behind a NAT: it
+    dials, and all goes on, messages and downloads too."""
+    hosts = net.hosts[:3]
+    hidden = "192.168.7.7"
+    net.add_address(hosts[1], "lo", f"{hidden}/32")
+    join(pool, {0: at(hosts[0]), 1: f"{hidden}:{PORT}", 2: at(hosts[2])}, connections="3")
+    for rank, wanted in enumerate([[1], [], [1]]):
+        (outcome,) = pool.outcomes(native_jobs.unreachable, ranks=[rank])
+        assert outcome is not None and list(outcome.value) == wanted, outcome
+        for reason in outcome.value.values():
+            assert f"{hidden}:{PORT}: " in reason and "unreachable" in reason
+    ask(pool, THREE, native_jobs.all_reduces, 3, "ring", [1, 1_300_000], [torch.float32])
+    ask(pool, THREE, native_jobs.every_pair, 300_001)
+    before = net.carried(hosts[1])
+    pool.start(native_jobs.loop, ranks=THREE)
+    eventually(lambda: net.carried(hosts[1]) > before + 10_000_000)
+    net.cut(hosts[1])
+    try:
+        outcomes = pool.collect(THREE, 30.0)
+    finally:
+        net.mend(hosts[1])
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome is not None and (outcome.kind, outcome.rank) == ("PeerLost", 1), outcome
 
 
 def test_a_host_that_vanishes_in_the_middle_is_named(net: Network, pool: RankPool) -> None:

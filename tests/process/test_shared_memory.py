@@ -24,7 +24,7 @@ from collective.links.link import EndOfLink, frame_head
 from collective.links.shared_memory import SLOTS, SharedInlet, SharedOutlet
 from collective.links.wire import FrameKind
 from collective.program import SEGMENT
-from collective.world import Peer, _neighbours
+from collective.reaching import Peer, _neighbours
 
 
 @dataclass
