@@ -35,8 +35,10 @@ def _flat(
             return paths.bruck(message, ranks, nbytes, rounds, joined)
         case "bruck":
             return paths.swaps(message, ranks, [(0, 1)] * (ranks - 1).bit_length())
+        case "direct" if kind is Kind.ALL_REDUCE and ranks == 2:
+            return paths.doubling(message, ranks, nbytes)
         case "direct" if kind is Kind.ALL_REDUCE:
-            return paths.everyone(message(nbytes), ranks, own=int(ranks > 2))
+            return paths.everyone(message(nbytes), ranks, own=1)
         case "direct":
             return paths.everyone(
                 message(share), ranks, own=int(kind is Kind.REDUCE_SCATTER and ranks > 2)

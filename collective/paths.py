@@ -29,7 +29,7 @@ class Cost:
 class Message:
     """A message of `nbytes`, in `slots` places that do not lie together, on one link."""
 
-    __slots__ = ("count", "hop", "links", "receive", "send", "wire")
+    __slots__ = ("again", "count", "hop", "receive", "send", "wire")
 
     def __init__(self, link: Link, machine: Machine, nbytes: float, slots: float = 1) -> None:
         #: segments
@@ -39,6 +39,8 @@ class Message:
         self.send = machine.per_segment + segment * machine.per_byte_sent
         self.receive = machine.per_segment + segment * machine.per_byte
         self.wire = link.seconds(segment)
+        #: of its receiver's core, to put it into its place out of a place beside it
+        self.again = segment * machine.per_byte
         #: from the send of one segment to its landing
         self.hop = self.send + link.latency + self.wire + self.receive
 
@@ -59,6 +61,13 @@ class Message:
         away = self.hop - self.send - self.receive
         thread = segments * (self.send + self.receive) + away
         return max(self.hop + (segments - 1) * between, thread)
+
+    def swap(self) -> float:
+        """Two ranks sum each other's whole tensors, each in its own place.
+
+        What comes waits beside it until the own segment has left, but where that is the only one.
+        """
+        return self.crowd(1) + (self.count > 1) * self.count * self.again
 
     def work(self, messages: float) -> float:
         """Of both ends, for so many messages."""
@@ -160,7 +169,7 @@ def two_trees(message: Maker, ranks: int, nbytes: float, ways: str) -> Cost:
 
 def _pairs(
     message: Maker, ranks: int, inwards: tuple[float, int], swaps: list[tuple[float, int]],
-    outwards: tuple[float, int],
+    outwards: tuple[float, int], *, whole: bool = False,
 ) -> Cost:  # fmt: skip
     """Swaps at distance 1, 2, 4 … (bytes, slots) among a power of two of ranks.
 
@@ -175,7 +184,7 @@ def _pairs(
     distance = 1
     for nbytes, slots in swaps:
         one = message(nbytes, slots)
-        takes = one.crowd(1)
+        takes = one.swap() if whole else one.crowd(1)
         ready = [max(ready[place], ready[place ^ distance]) + takes for place in range(power)]
         work += one.work(power)
         distance = distance * 2 if distance * 2 < power else 1
@@ -203,7 +212,7 @@ def halving(message: Maker, ranks: int, nbytes: float, rounds: int, joined: bool
 
 def doubling(message: Maker, ranks: int, nbytes: float) -> Cost:
     whole = (nbytes, 1)
-    return _pairs(message, ranks, whole, [whole] * (ranks.bit_length() - 1), whole)
+    return _pairs(message, ranks, whole, [whole] * (ranks.bit_length() - 1), whole, whole=True)
 
 
 def bruck(message: Maker, ranks: int, nbytes: float, rounds: int, joined: bool) -> Cost:

@@ -9,6 +9,7 @@ import typer
 from collective.strategies import parse
 from collective.units import parse_size
 from unisono import bench_mpi, bench_network, bench_output
+from unisono.bench_choices import choices
 from unisono.bench_layout import Layout, layouts
 from unisono.bench_links import links, predicted
 from unisono.bench_plot import plot
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(links)
 app.command()(plot)
+app.command()(choices)
 
 OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 PEERS = ("gloo", "mpi")

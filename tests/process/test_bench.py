@@ -163,3 +163,17 @@ def test_wrong_arguments_are_named(arguments: tuple[str, ...], said: str) -> Non
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code != 0
     assert said in done.stderr
+
+
+@pytest.mark.timeout(110)
+def test_choices_of_auto_stand_beside_the_best_fixed_strategy() -> None:
+    """One row per kind of link and size: what auto took, what was best, and both ratios."""
+    rows = rows_of("choices", "--ranks", "2", "--link", "shm", "--sizes", "8", "--repeats", "1")
+    assert [(row["link"], row["ranks"], row["bytes"]) for row in rows] == [("shm", 2, 8)]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["seconds"] / row["best_seconds"])
+        assert row["strategy"] in available(Kind.ALL_REDUCE)
+        assert row["best"] in available(Kind.ALL_REDUCE)
+    done = bench("choices", "--sizes", "8x")
+    assert done.returncode == 2
+    assert "8x" in done.stderr
