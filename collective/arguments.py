@@ -22,6 +22,8 @@ class Member(Protocol):
 
 def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> None:
     """Refuse a rank that the group does not have; with `other`, this very one too."""
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise Refused(f"{name} is a rank, a whole number, not {rank!r}")
     if not 0 <= rank < group.size:
         raise Refused(f"{name} is {rank}, but the group has ranks 0 to {group.size - 1}")
     if other and rank == group.rank:
@@ -57,7 +59,40 @@ def parts_of(
             raise Refused(f"{name}[{index}] is {tensor.dtype}, the other tensor {like.dtype}")
         if equal and tensor.numel() != like.numel():
             raise Refused(f"{name}[{index}] has {tensor.numel()} elements, not {like.numel()}")
+    if written:
+        check_apart(parts, name)
     return parts
+
+
+def check_apart(tensors: Sequence[torch.Tensor], name: str) -> None:
+    """Refuse a list that cannot hold results because two of its tensors begin at one place."""
+    seen: dict[int, int] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.numel() and (first := seen.setdefault(tensor.data_ptr(), index)) != index:
+            raise Refused(f"{name}[{first}] and {name}[{index}] share memory; give each its own")
+
+
+def overlap(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether a tensor of one list may share memory with one of the other."""
+    reaches = [(*_reach(tensor), 0) for tensor in some]
+    reaches += [(*_reach(tensor), 1) for tensor in others]
+    ends = [0, 0]
+    for start, end, side in sorted(reaches):
+        if start < end and start < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], end)
+    return False
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to behind its last."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def cut(group: Member, tensors: Tensors, name: str, *, written: bool) -> Sequence[torch.Tensor]:
@@ -106,6 +141,7 @@ def check_exchange(
             check_tensor(tensor, f"{name}[{index}]", written=name == "outputs")
             if tensor.dtype != inputs[0].dtype:
                 raise Refused(f"{name}[{index}] is {tensor.dtype}, but inputs[0] {inputs[0].dtype}")
+    check_apart(outputs, "outputs")
     if inputs[group.rank].numel() != outputs[group.rank].numel():
         raise Refused(
             f"inputs[{group.rank}] has {inputs[group.rank].numel()} elements, "

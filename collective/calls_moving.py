@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collective import device_calls
-from collective.arguments import Tensors, check_exchange, check_rank, cut, parts_of, rooted_parts
+from collective.arguments import (
+    Tensors,
+    check_exchange,
+    check_rank,
+    cut,
+    overlap,
+    parts_of,
+    rooted_parts,
+)
 from collective.compiled import alone, chunked, listed
 from collective.cost import lie_together
 from collective.device_issuing import DeviceIssuing
@@ -162,6 +170,8 @@ class MovingCalls(DeviceIssuing):
             parts = rooted_parts(
                 self, inputs, "inputs", output, src, written=False, equal=not uneven
             )
+        if parts is not None and overlap([output], parts):
+            parts = inputs = [part.clone() for part in parts]
         target = Buffer(output)
         own = target.array
         total = own.nbytes * self.size
@@ -210,6 +220,8 @@ class MovingCalls(DeviceIssuing):
             outputs = cut(self, outputs, "outputs", written=True)
             inputs = cut(self, inputs, "inputs", written=False)
             check_exchange(self, outputs, inputs)
+        if overlap(outputs, inputs):  # what comes in would be sent on
+            inputs = [tensor.clone() for tensor in inputs]
         targets = [Buffer(tensor) for tensor in outputs]
         sources = [Buffer(tensor).array for tensor in inputs]
         targets[self.rank].array[...] = sources[self.rank]

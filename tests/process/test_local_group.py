@@ -123,6 +123,35 @@ def test_a_refused_call_in_a_loop_leaves_the_peers_usable(peers: collective.Peer
     assert [work.resolve().item() for work in again] == [4.0] * 4
 
 
+def test_results_may_lie_where_the_values_came_from(peers: collective.Peers) -> None:
+    """An all-to-all or scatter onto its own input is right; one memory for two results is not."""
+    rows = [torch.arange(4.0)[:, None].repeat(1, 30_001) + 10 * rank for rank in range(4)]
+    for work in [peer.all_to_all(list(rows[peer.rank]), list(rows[peer.rank])) for peer in peers]:
+        work.wait()
+    for rank, row in enumerate(rows):
+        right = torch.tensor([rank, 10.0 + rank, 20 + rank, 30 + rank])[:, None].repeat(1, 30_001)
+        assert torch.equal(row, right)
+    given = list(torch.arange(4.0))
+    outputs = [given[1] if rank == 0 else torch.zeros(()) for rank in range(4)]
+    works = [peer.scatter(outputs[peer.rank], None if peer.rank else given, 0) for peer in peers]
+    assert [work.resolve().item() for work in works] == [0.0, 1.0, 2.0, 3.0]
+    one = torch.zeros(2)
+    for peer in peers:
+        with pytest.raises(Refused, match=r"outputs\[0\] and outputs\[1\] share memory"):
+            peer.all_gather([one] * 4, torch.ones(2))
+        with pytest.raises(Refused, match="share memory"):
+            peer.all_to_all([one] * 4, [torch.ones(2)] * 4)
+    matrix = torch.zeros(3, 4)  # columns lie between each other, but apart
+    works = [
+        peer.all_gather(list(matrix.t()) if peer.rank == 2 else torch.zeros(12),
+                        torch.full((3,), float(peer.rank)))
+        for peer in peers
+    ]  # fmt: skip
+    for work in works:
+        work.wait()
+    assert torch.equal(matrix, torch.arange(4.0).repeat(3, 1))
+
+
 def test_a_mismatch_in_a_loop_is_told_by_every_handle() -> None:
     """Different shapes end the group for all peers, without a hang."""
     with collective.local_group(["cpu"] * 3, timeout=20) as peers:

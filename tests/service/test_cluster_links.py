@@ -60,14 +60,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
     """Two jobs at once on the same nodes, one with gloo between them, never see each other's
     numbers; a rank that holds its interpreter for seconds loses no link, and no node is called
-    dead."""
+    dead. The other one's strategy names a node."""
+    own = "local=ring,local@w2=tree:2,between=ring"
     script = cluster.folder / "sums.py"
     script.write_text(SUMS)
     jobs = {
         value: cluster.api.start(
             script=str(script), args=[value, hold], nodes=2, ranks_per_node=1, strategy=strategy
         )
-        for value, hold, strategy in (("1", "24", "auto"), ("7", "0", "local=ring,between=gloo"))
+        for value, hold, strategy in (("1", "24", own), ("7", "0", "local=ring,between=gloo"))
     }
     seen: set[str] = set()
 
@@ -82,6 +83,7 @@ def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
         for rank in range(2):
             last = cluster.log(job["id"], rank).splitlines()[-1]
             assert json.loads(last) == [2 * float(value)]
+    assert cluster.api.job(jobs["1"]["id"])["strategy"] == own
     assert seen == {"online"}
 
 
