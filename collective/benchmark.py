@@ -111,7 +111,10 @@ def time_case(
     Where several settings are compared, only the fastest of a first look go on.
     """
     size = dist.get_world_size()
-    case = Case(operation, nbytes, dist.get_rank(), size, shared=work["empty"])
+    device = work["device"]
+    if device == "cuda":
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+    case = Case(operation, nbytes, dist.get_rank(), size, shared=work["empty"], device=device)
     most = 50 if nbytes <= 64 << 10 else 10 if nbytes <= 1 << 20 else 1
     repeats = work["repeats"] or (20 if nbytes < 25 << 20 else 5)
     us = TorchPeer("unisono")
@@ -126,6 +129,7 @@ def time_case(
         start = time.perf_counter()
         for _ in range(times):
             call()
+        case.finish()
         elapsed = (time.perf_counter() - start) / times
         # whoever polls for its turn would take the cores of those who still call
         dist.barrier()
@@ -226,6 +230,8 @@ def set_strategy(text: str) -> None:
 
 def strategy_of(setting: str, operation: str, nbytes: int) -> str:
     """What the group's setting means for this operation and size."""
+    if setting == "auto" and world().on_devices:
+        return "device"
     kind, nodes = Kind(operation), tuple(dict.fromkeys(world().nodes))
     return str(resolve(parse(setting), kind, nodes) or world().chooser.choose(kind, nbytes))
 

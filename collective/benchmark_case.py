@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -30,10 +31,17 @@ class Case:
     """
 
     def __init__(
-        self, operation: str, nbytes: int, rank: int, size: int, *, shared: bool = False
+        self,
+        operation: str,
+        nbytes: int,
+        rank: int,
+        size: int,
+        *,
+        shared: bool = False,
+        device: str = "cpu",
     ) -> None:
         """Make the tensors; `shared` ones are `collective.empty`, which others read in place."""
-        make = empty if shared else torch.empty
+        make = empty if shared else partial(torch.empty, device=device)
         count = max(1, nbytes // 4)
         share = (count + size - 1) // size if operation in _SHARED_OUT else 0
         self.operation = operation
@@ -48,6 +56,11 @@ class Case:
         self.tensor.copy_(self._ramp() * (self._rank + 1))
         self.part.fill_(self._rank + 1)
 
+    def finish(self) -> None:
+        """Return when what was called is done on the tensors' device too."""
+        if self.tensor.is_cuda:
+            torch.cuda.current_stream(self.tensor.device).synchronize()
+
     def clear(self) -> None:
         """Put in zeros: their sums stay zeros, however often they are added."""
         self.tensor.zero_()
@@ -56,20 +69,22 @@ class Case:
     def right(self) -> bool:
         """Whether this rank has what the operation makes of `fill`'s values."""
         rank, size, ramp = self._rank, self._size, self._ramp()
+        tensor = self.tensor.cpu()
         total = size * (size + 1) // 2
         match self.operation:
             case "all_reduce":
-                return torch.equal(self.tensor, ramp * total)
+                return torch.equal(tensor, ramp * total)
             case "broadcast":
-                return torch.equal(self.tensor, ramp)
+                return torch.equal(tensor, ramp)
             case "reduce":
-                return rank != 0 or torch.equal(self.tensor, ramp * total)
+                return rank != 0 or torch.equal(tensor, ramp * total)
             case "all_gather":
                 blocks = torch.arange(1, size + 1).repeat_interleave(self.part.numel())
-                return torch.equal(self.tensor, blocks.float())
+                return torch.equal(tensor, blocks.float())
             case _:
                 start = rank * self.part.numel()
-                return torch.equal(self.part, ramp[start : start + self.part.numel()] * total)
+                own = ramp[start : start + self.part.numel()] * total
+                return torch.equal(self.part.cpu(), own)
 
     def _ramp(self) -> torch.Tensor:
         return (torch.arange(self.tensor.numel()) % 1000).float()

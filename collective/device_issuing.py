@@ -34,6 +34,11 @@ class DeviceIssuing(Issuing):
     #: made at the first use, by all ranks at the same operation; False if it cannot be
     _meeting: Meeting | bool | None = None
 
+    @property
+    def on_devices(self) -> bool:
+        """Whether ranks have opened their devices to each other."""
+        return isinstance(self._meeting, Meeting)
+
     def _exchange(self, tensors: Sequence[torch.Tensor], nbytes: int) -> Exchange | None:
         """With the other ranks' devices, or None if the tensors go through host memory.
 

@@ -25,6 +25,8 @@ app.command()(choices)
 
 OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 PEERS = ("gloo", "mpi")
+#: the same for tensors on CUDA devices
+CUDA_PEERS = ("gloo", "nccl")
 #: a wrong argument, as for options that typer checks
 _USAGE = 2
 
@@ -106,6 +108,12 @@ def collectives(
             "--empty", help="Tensors of collective.empty, which ranks of a node read in place."
         ),
     ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="cpu|cuda", help="Where the tensors are; ranks share out a node's GPUs."
+        ),
+    ] = "cpu",
     repeats: Annotated[
         int | None,
         typer.Option(min=1, help="Per size (20; 5 from 25 MiB on).", show_default=False),
@@ -139,13 +147,18 @@ def collectives(
             "--topology 1x4, and leave --link out",
             _USAGE,
         )
+    if device not in ("cpu", "cuda"):
+        fail(f"--device {device!r}: there are cpu and cuda", _USAGE)
+    if device == "cuda":
+        _check_cuda(empty)
     work = {
         "what": "collectives",
         "sizes": [_size(text) for text in sizes.split(",")],
         "operations": chosen,
         **_network(bandwidth, delay, places),
-        "against": _against(against, PEERS, places),
+        "against": _against(against, PEERS if device == "cpu" else CUDA_PEERS, places),
         "empty": empty,
+        "device": device,
         "repeats": repeats,
     }
     _run(work, places, strategy, as_json)
@@ -246,6 +259,15 @@ def _against(text: str, there: tuple[str, ...], places: list[Layout]) -> list[st
     return names
 
 
+def _check_cuda(empty: bool) -> None:
+    if empty:
+        fail("--empty makes tensors in host memory: leave out --device cuda", _USAGE)
+    import torch
+
+    if not torch.cuda.is_available():
+        fail("--device cuda: torch sees no CUDA device here (see nvidia-smi, CUDA_VISIBLE_DEVICES)")
+
+
 def _run(work: dict[str, Any], places: list[Layout], strategy: str, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for layout in places:
@@ -255,7 +277,7 @@ def _run(work: dict[str, Any], places: list[Layout], strategy: str, as_json: boo
         for found in run_ranks(work, layout, strategy):
             row = found | layout.fields
             if work["what"] == "collectives":
-                row |= {name: work.get(name) for name in ("bandwidth", "delay", "empty")}
+                row |= {name: work.get(name) for name in ("bandwidth", "delay", "empty", "device")}
                 row["predicted_seconds"] = predicted(row)
             rows.append(row)
             # who was but looked at is in the JSON

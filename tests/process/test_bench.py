@@ -21,6 +21,7 @@ from unisono.namespaces import why_not
 ROW = {
     "op", "setting", "strategy", "topology", "ranks", "nodes", "link", "bandwidth", "delay",
     "bytes", "repeats", "seconds", "best", "algbw", "busbw", "peers", "correct", "empty",
+    "device",
     "predicted_seconds",
 }  # fmt: skip
 
@@ -152,6 +153,8 @@ def test_nodes_on_hosts_of_their_own(topology: str, network: tuple[str, str]) ->
         (("ddp", "--against", "mpi"), "gloo, or none"),
         (("collectives", "--topology", "2x0"), "at least one rank"),
         (("collectives", "--empty"), "--topology 1x4"),
+        (("collectives", "--device", "tpu"), "cpu and cuda"),
+        (("collectives", "--device", "cuda", "--empty", "--topology", "1x4"), "leave out --device"),
         (("collectives", "--strategy", "rings"), "double_tree"),
         (("collectives", "--sizes", "0"), "at least 1 byte"),
         (("links", "--link", "rdma"), "websocket and shm"),
