@@ -239,6 +239,8 @@ class Libraries:
 
     def _device(self) -> torch.device:
         here = self._group
+        if here.device is not None and here.device.type == "cuda":
+            return here.device
         neighbours = [rank for rank, node in enumerate(here.nodes) if node == here.nodes[here.rank]]
         local_rank = int(os.environ.get("LOCAL_RANK") or neighbours.index(here.rank))
         return torch.device("cuda", local_rank % torch.cuda.device_count())

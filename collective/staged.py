@@ -172,7 +172,7 @@ class StagedOperation(Operation):
 
     def _calls(self) -> list[Call]:
         """What another library has in hand."""
-        stage = () if self.complete else self._stages[self._at]
+        stage = self._stages[self._at] if 0 <= self._at < len(self._stages) else ()
         return [] if isinstance(stage, Program) else [local.call for local in stage]
 
     @property
@@ -194,5 +194,5 @@ class StagedOperation(Operation):
     def release(self) -> None:
         if self._transfer is not None:
             self._transfer.release()
-        else:
+        elif self._calls():
             self._libraries.abandon()

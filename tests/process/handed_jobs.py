@@ -160,15 +160,23 @@ def disagreement(name: str) -> tuple[str, str, int]:
 
 
 def refusal() -> float:
-    """Rank 1 refuses an operation; the next one works."""
+    """Rank 1 refuses an operation behind one that is under way; those around it work."""
     here = group()
+    before, after = torch.ones(300_000), torch.ones(4)
+    works = [here.all_reduce(before, async_op=True)]
     try:
-        here.all_reduce(torch.ones(1).expand(4) if here.rank == 1 else torch.ones(4))
+        odd = torch.ones(1).expand(4) if here.rank == 1 else torch.ones(4)
+        work = here.all_reduce(odd, async_op=True)
+        works.append(here.all_reduce(after, async_op=True))
+        work.wait()
         raise AssertionError("nothing was raised")
     except Refused:
-        tensor = torch.ones(4)
-        here.all_reduce(tensor)
-        return float(tensor[0])
+        if here.rank == 1:
+            works.append(here.all_reduce(after, async_op=True))
+    for work in works:
+        work.wait()
+    assert bool((before == here.size).all())
+    return float(after[0])
 
 
 def trouble(victim: int, how: str, timeout: float) -> tuple[str, int | None, str, float]:

@@ -7,6 +7,8 @@ import itertools
 import pytest
 from schedule_interpreter import Memory, expected, run
 
+from collective.cost import Link, uniform
+from collective.prediction import predict
 from collective.schedule import Kind, Schedule
 from collective.strategies import build, engines, hand_over, parse, resolve
 from collective.strategies.handed import Call, Staged, exists
@@ -119,6 +121,10 @@ def test_there_is_no_schedule_of_another_library() -> None:
         build("local=ring,between=gloo", Kind.ALL_REDUCE, 4, nodes=NODES)
     with pytest.raises(ValueError, match="hands a level to nccl"):
         build("nccl", Kind.ALL_REDUCE, 4)
+    topology = uniform(2, 2, Link(0.0, 1e10), Link(1e-4, 1e9))
+    for text in ("local=nccl,between=ring", "gloo"):
+        with pytest.raises(ValueError, match="there is no schedule of what another library does"):
+            predict(text, Kind.ALL_REDUCE, topology, 1 << 20)
 
 
 def test_a_library_runs_within_all_nodes_or_none() -> None:
