@@ -24,7 +24,7 @@ from collective.communicator import Communicator
 from collective.completions import pool
 from collective.errors import CollectiveError, GroupClosed
 from collective.links.link import EndOfLink, Inlet, Outlet
-from collective.messaging import Message
+from collective.message import Message
 from collective.operation import LinkLost, Operation
 from collective.program import SEGMENT
 from collective.reduction import Array

@@ -8,117 +8,28 @@ n-th send to a rank under a tag meets the n-th receive that was assigned to that
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from collective.descriptor import Descriptor
+from collective import diagnosis
 from collective.diagnosis import POISONED
-from collective.errors import DeadlineExceeded, Mismatch, PeerLost, ProtocolError
-from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
+from collective.errors import (
+    CollectiveError,
+    DeadlineExceeded,
+    Mismatch,
+    PeerLost,
+    ProtocolError,
+    Refused,
+)
+from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind
-from collective.operation import LinkLost, Operation
-from collective.program import SEGMENT
-from collective.reduction import Array
+from collective.message import Message
+from collective.operation import LinkLost
 
 if TYPE_CHECKING:
     from collective.communicator import Communicator
 
 Stream = tuple[int, int]  # (peer, tag)
-
-
-class Message(Operation):
-    """One send or one receive."""
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        descriptor: Descriptor,
-        timeout: float,
-        array: Array,
-        kind: str,
-        peer: int | None,
-        tag: int,
-        dtype: str,
-    ) -> None:
-        super().__init__(communicator, descriptor, timeout)
-        self.kind = kind
-        self.peer = peer
-        self.tag = tag
-        self.dtype = dtype
-        self.array = array
-        self.view = array.data.cast("B") if array.size else memoryview(b"")
-        self.place = 0
-        self.flying = False
-        self.first = True
-        self.identifier = 0
-        self._complete = False
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
-
-    def missing(self) -> list[int]:
-        return [] if self.peer is None else [self.peer]
-
-    def phase(self) -> str:
-        peer = "any rank" if self.peer is None else self.communicator.label(self.peer)
-        return f"{'to' if self.kind == 'send' else 'from'} {peer}, tag {self.tag}"
-
-    def content(self) -> dict[str, Any]:
-        """What the other side compares."""
-        return {"tag": self.tag, "count": int(self.array.size), "dtype": self.dtype}
-
-    @property
-    def next_length(self) -> int:
-        """Bytes of the next segment."""
-        return min(SEGMENT, len(self.view) - self.place)
-
-    def _segment(self) -> memoryview:
-        return self.view[self.place : self.place + SEGMENT]
-
-    def send(self, outlet: Outlet) -> bool:
-        """Send on; whether anything moved."""
-        moved = False
-        while True:
-            if not self.flying:
-                if not outlet.idle and not outlet.flush():
-                    return moved
-                payload = self._segment()
-                head = frame_head(
-                    FrameKind.MESSAGE,
-                    self.communicator.epoch,
-                    self.identifier,
-                    self.place,
-                    len(payload),
-                    self.descriptor.checksum,
-                )
-                self.flying = True
-                self.sent += len(head) + len(payload)
-                gone = outlet.begin(head, payload)
-            else:
-                gone = outlet.flush()
-            if not gone:
-                return moved
-            moved = True
-            self.flying = False
-            self.place += len(self._segment())
-            if self.place >= len(self.view):
-                self._complete = True
-                return True
-
-    def receive(self, inlet: Inlet) -> bool:
-        """Read on; whether a whole segment arrived.  The frame's header was checked."""
-        segment = self._segment()
-        if not inlet.read_into(segment):
-            return False
-        if self.first:
-            self.first = False
-            self.heard = time.monotonic()
-        self.place += len(segment)
-        if self.place >= len(self.view):
-            self._complete = True
-        return True
 
 
 class Messaging:
@@ -134,11 +45,15 @@ class Messaging:
         self._wants: dict[Stream, deque[dict[str, Any]]] = {}
         self._offered: dict[Stream, int] = {}
         self._leaving: dict[int, deque[Message]] = {}
+        #: numbers of sends that this rank refused, whose receives may ask for them yet
+        self._withheld: dict[Stream, set[int]] = {}
         # at the receiver
         self._receives: dict[int, Message] = {}
         self._any: dict[int, deque[Message]] = {}
         self._offers: dict[int, deque[tuple[int, int]]] = {}
         self._assigned: dict[Stream, int] = {}
+        #: by number: sends that their rank refused, and for which no receive has been called yet
+        self._refused: dict[Stream, dict[int, CollectiveError]] = {}
 
     @property
     def busy(self) -> bool:
@@ -168,6 +83,8 @@ class Messaging:
                 if number >= self._assigned.get((peer, message.tag), 0):
                     self._assign(message, peer)
                     return
+            if len(self._communicator.left) == self._communicator.size - 1:
+                raise self._all_gone(message)
             self._any.setdefault(message.tag, deque()).append(message)
 
     def _take_send(self, message: Message) -> None:
@@ -187,17 +104,54 @@ class Messaging:
     def _assign(self, message: Message, peer: int) -> None:
         message.peer = peer
         stream = (peer, message.tag)
-        self._assigned[stream] = self._assigned.get(stream, 0) + 1
+        message.number = self._assigned.get(stream, 0)
+        self._assigned[stream] = message.number + 1
+        refusal = self._refused.get(stream, {}).pop(message.number, None)
+        if refusal is not None:
+            message.finish(refusal)
+            return
         message.identifier = next(self._identifiers)
         self._receives[message.identifier] = message
-        self._communicator.say(peer, FrameKind.WANT, message.identifier, message.content())
+        content = {**message.content(), "number": message.number}
+        self._communicator.say(peer, FrameKind.WANT, message.identifier, content)
+
+    def refuse(self, kind: str, peer: int, tag: int, error: Refused) -> None:
+        """This rank refused a call, which takes its place in its stream all the same."""
+        stream = (peer, tag)
+        if self._communicator.error is not None or peer in self._communicator.left:
+            return
+        counts = self._offered if kind == "send" else self._assigned
+        number = counts.get(stream, 0)
+        counts[stream] = number + 1
+        frame = FrameKind.OFFER
+        if kind == "send":
+            # those who ask ask in order
+            wants = self._wants.get(stream)
+            if wants:
+                wants.popleft()
+            else:
+                self._withheld.setdefault(stream, set()).add(number)
+        else:
+            frame = FrameKind.WANT
+            if self._refused.get(stream, {}).pop(number, None) is not None:
+                return  # so did the other side
+        told = diagnosis.to_content(error, self._communicator.rank)
+        try:
+            self._communicator.say(peer, frame, 0, {"tag": tag, "number": number, "refused": told})
+        except LinkLost:
+            return  # its own end of the link is noticed where it is read
 
     # -- what peers say -----------------------------------------------------------------------
 
     def handle(self, peer: int, kind: FrameKind, sequence: int, content: dict[str, Any]) -> None:
         """An OFFER or WANT of `peer`."""
         tag = int(content["tag"])
+        refused = content.get("refused")
         if kind is FrameKind.WANT:
+            withheld = self._withheld.get((peer, tag))
+            if withheld and content["number"] in withheld:
+                withheld.discard(content["number"])
+                return
             want = {**content, "identifier": sequence}
             sends = self._sends.get((peer, tag))
             if sends:
@@ -206,6 +160,9 @@ class Messaging:
                 self._wants.setdefault((peer, tag), deque()).append(want)
             return
         number = int(content["number"])
+        if isinstance(refused, dict):
+            error = diagnosis.from_content(self._communicator, peer, 0, refused)
+            self._end_receive(peer, tag, number, error)
         if number < self._assigned.get((peer, tag), 0):
             return  # a receive from that very rank is there already
         waiting = self._any.get(tag)
@@ -214,8 +171,23 @@ class Messaging:
         else:
             self._offers.setdefault(tag, deque()).append((peer, number))
 
+    def _end_receive(self, peer: int, tag: int, number: int, error: CollectiveError) -> None:
+        """The send that a receive waits for, or will, was refused."""
+        if number >= self._assigned.get((peer, tag), 0):
+            self._refused.setdefault((peer, tag), {})[number] = error
+            return
+        for message in list(self._receives.values()):
+            if (message.peer, message.tag, message.number) == (peer, tag, number):
+                del self._receives[message.identifier]
+                message.finish(error)
+
     def _match(self, message: Message, want: dict[str, Any]) -> None:
         assert message.peer is not None
+        if isinstance(want.get("refused"), dict):
+            message.finish(
+                diagnosis.from_content(self._communicator, message.peer, 0, want["refused"])
+            )
+            return
         own = message.content()
         if want["count"] != own["count"] or want["dtype"] != own["dtype"]:
             communicator = self._communicator
@@ -335,6 +307,21 @@ class Messaging:
             if other == peer and messages:
                 raise self._peer_gone(messages[0])
         # what a receive waits for may still be in the socket; its end is seen there
+        if len(self._communicator.left) == self._communicator.size - 1:
+            for waiting in self._any.values():
+                if waiting:
+                    raise self._all_gone(waiting[0])
+
+    def _all_gone(self, message: Message) -> PeerLost:
+        """The error of a receive from any rank when none is left."""
+        last = max(self._communicator.left)
+        return PeerLost(
+            f"all other ranks of group {self._communicator.name} left in order, but recv "
+            f"({message.phase()}) needs one of them",
+            rank=last,
+            node=self._communicator.nodes[last],
+            operation="recv",
+        )
 
     def left_behind_by(self, peer: int) -> PeerLost | None:
         """The error of a message that `peer`, which left in order and closed, cannot serve."""

@@ -9,7 +9,7 @@ import torch
 from resources import descriptors, threads
 from thread_ranks import ThreadRanks, socket_groups
 
-from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost
+from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost, Refused
 from collective.group import Group
 
 
@@ -24,8 +24,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[ThreadRanks]:
 
 
 @pytest.fixture(params=["memory", "socket"])
-def pair(request: pytest.FixtureRequest) -> Iterator[ThreadRanks]:
-    """Two fresh ranks, for tests that spoil their group."""
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadRanks]:
+    """Two fresh ranks, for tests that spoil their group; whoever leaves does not linger."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0.5")
     groups = socket_groups(2, timeout=10) if request.param == "socket" else None
     with ThreadRanks(2, groups=groups, timeout=10) as ranks:
         ranks.run(lambda group: group.barrier())
@@ -227,3 +228,89 @@ def test_a_receive_without_a_send_meets_its_deadline(pair: ThreadRanks) -> None:
     assert "rank 1" in str(first.error)
     assert "tag 9" in str(first.error)
     assert isinstance(second.error, CollectiveError)
+
+
+BAD = torch.ones(3).to_sparse()
+
+
+@pytest.mark.parametrize("refused", ["send", "recv"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_refusal_ends_the_call_of_the_other_side(
+    ranks: ThreadRanks, refused: str, first: int
+) -> None:
+    """What one side refuses ends the matching call of the other one, whichever came first, with
+    the reason; the calls around it meet each other as always, and the group goes on."""
+
+    def work(group: Group) -> None:
+        tag, mine = 11, ["send", "recv"][group.rank : group.rank + 1]
+        if not mine:
+            group.barrier()
+            group.barrier()
+            return
+        call = group.send if mine == ["send"] else group.recv
+        rooms = [torch.full((3,), value if mine == ["send"] else 0.0) for value in (1.0, 2.0, 3.0)]
+        early = [call(rooms[0], 1 - group.rank, tag, async_op=True)] if first == group.rank else []
+        if first == group.rank and mine != [refused]:
+            early.append(call(rooms[1], 1 - group.rank, tag, async_op=True))
+        group.barrier()
+        if first != group.rank:
+            early = [call(rooms[0], 1 - group.rank, tag, async_op=True)]
+        if mine == [refused]:
+            with pytest.raises(Refused, match="sparse"):
+                call(BAD, 1 - group.rank, tag)
+        elif len(early) == 1:
+            early.append(call(rooms[1], 1 - group.rank, tag, async_op=True))
+        last = call(rooms[2], 1 - group.rank, tag, async_op=True)
+        early[0].wait(10)
+        if mine != [refused]:
+            with pytest.raises(Refused, match=f"rank {1 - group.rank} on node .*{refused}") as told:
+                early[1].wait(10)
+            assert told.value.rank == 1 - group.rank
+        last.wait(10)
+        assert rooms[0].tolist() == [1.0] * 3 and rooms[2].tolist() == [3.0] * 3
+        group.barrier()
+
+    ranks.run(work)
+
+
+def test_a_refused_send_ends_a_receive_from_any_rank(ranks: ThreadRanks) -> None:
+    """Whoever waits for anyone gets the refusal as what came from that rank."""
+
+    def work(group: Group) -> None:
+        if group.rank == 1:
+            with pytest.raises(Refused, match=r"rank 2 on node .* refused send to rank 1, tag 12"):
+                group.recv(torch.zeros(3), None, 12, timeout=10)
+        elif group.rank == 2:
+            with pytest.raises(Refused):
+                group.send(BAD, 1, 12)
+        group.barrier()
+
+    ranks.run(work)
+
+
+@pytest.mark.parametrize("link", ["memory", "socket"])
+def test_a_receive_from_any_rank_ends_when_nobody_is_left(
+    link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one rank has left is no reason to end it; that all have is, at once."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0.5")
+
+    def work(group: Group) -> None:
+        if group.rank == 2:
+            group.close()
+        elif group.rank == 1:
+            group.send(torch.tensor([5.0]), 0)
+            group.close()
+        else:
+            got = torch.zeros(1)
+            assert group.recv(got, None).source_rank == 1
+            assert got.item() == 5.0
+            group.recv(got, None)
+
+    groups = socket_groups(3, timeout=20) if link == "socket" else None
+    with ThreadRanks(3, groups=groups, timeout=20) as ranks:
+        ranks.run(lambda group: group.barrier())
+        outcome = ranks.outcomes(work)[0]
+    assert isinstance(outcome.error, PeerLost), outcome.error
+    assert "all other ranks of group default left" in str(outcome.error)
+    assert outcome.seconds < 10

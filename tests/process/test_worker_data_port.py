@@ -62,7 +62,7 @@ class Node:
 
     token = "t0ken"
 
-    def __init__(self, folder: Path, link_wait: float) -> None:
+    def __init__(self, folder: Path, link_wait: float, handshake_timeout: float = 30.0) -> None:
         self.connections: dict[int, RankConnection] = {}
         self.messages: queue.Queue[tuple[int, Message]] = queue.Queue()
         self.left: queue.Queue[int] = queue.Queue()
@@ -72,7 +72,7 @@ class Node:
             listen("127.0.0.1", 0),
             probes=self.probes,
             find=lambda attempt: self.target if attempt == "a-1" else None,
-            handshake_timeout=0.5,
+            handshake_timeout=handshake_timeout,
             link_wait=link_wait,
         )
 
@@ -136,7 +136,7 @@ def test_a_link_reaches_its_rank_with_all_bytes(node: Node) -> None:
     channel.on_link(lambda *link: links.put(link))
     with node.dial() as dialler:
         assert shake(dialler, REQUEST) is None
-        request, link, unread = links.get(timeout=5)
+        request, link, unread = links.get(timeout=10)
         assert (request, unread) == (REQUEST, b"")
         with link:
             dialler.sendall(b"hello")
@@ -201,19 +201,25 @@ def test_strangers_are_refused_and_logged(
 
 
 def test_other_programs_at_the_port_are_sent_away(node: Node) -> None:
-    """What is not a data link's handshake, or too slow, is closed and hurts nobody."""
+    """What is not a handshake of a data link is closed and hurts nobody."""
     with node.dial() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 4")
     with node.dial() as connection:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-    with node.dial() as silent:
-        assert silent.recv(100) == b""
     channel = node.channel(0)
     with node.dial() as connection:
         assert shake(connection, replace(REQUEST, target=0)) is None
     channel.close()
+
+
+def test_who_says_nothing_is_sent_away(tmp_path: Path) -> None:
+    """A connection without a handshake is closed when its time is up."""
+    node = Node(tmp_path, 10.0, handshake_timeout=0.2)
+    with node.dial() as silent:
+        assert silent.recv(100) == b""
+    node.close()
 
 
 def test_a_rank_that_never_comes_is_told(tmp_path: Path) -> None:
@@ -318,7 +324,7 @@ def test_a_descriptor_may_come_in_pieces(tmp_path: Path) -> None:
                 agent.sendall(frame[3:])
                 theirs.close()
             for number, (ours, _) in enumerate(pairs):
-                request, link, unread = links.get(timeout=5)
+                request, link, unread = links.get(timeout=10)
                 assert (request.dialler, unread) == (number, b"\xff")
                 with ours, link:
                     ours.sendall(bytes([number]))
