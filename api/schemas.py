@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from api import examples
-from collective.strategies import check_names, parse
+from collective.strategies import check_levels, check_names, parse
 from collective.strategies.spelling import MAX_TEXT
 
 Role = Literal["viewer", "operator", "admin", "node"]
@@ -71,7 +71,9 @@ def without_nul(text: str) -> str:
 def strategy_spelling(text: str) -> str:
     """A strategy for both levels, or `local=…,local@NODE=…,between=…`; the one text of it."""
     try:
-        return str(parse(text))
+        strategy = parse(text)
+        check_levels(strategy)
+        return str(strategy)
     except ValueError as error:
         raise ValueError(f"{text!r:.60} is no strategy: {error}") from None
 

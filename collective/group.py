@@ -35,6 +35,7 @@ from collective.strategies import (
     Staged,
     Strategy,
     build,
+    check_levels,
     engines,
     hand_over,
     nodes_of,
@@ -116,6 +117,7 @@ class Group(Calls, TensorService):
         self._pid = os.getpid()
         self._place(nodes)
         self._libraries: Libraries | None = None
+        check_levels(self.strategy, self._node_names)
         if engines(self.strategy):
             self._other_libraries()
         if resolve(self.strategy, Kind.ALL_REDUCE, self._node_names) is not None:

@@ -28,6 +28,7 @@ __all__ = [
     "TwoLevel",
     "available",
     "build",
+    "check_levels",
     "check_names",
     "collective_of",
     "engines",
@@ -112,3 +113,28 @@ def resolve(
     if isinstance(strategy, Flat) and strategy.name in BUILDERS[kind]:
         return strategy
     return None
+
+
+def check_levels(strategy: Strategy, names: Sequence[str] | None = None) -> None:
+    """Refuse two levels that do not exist for any operation but a barrier, whose tokens go anyhow.
+
+    Args:
+        strategy: the setting.
+        names: of the nodes that take part; without them, any node may.
+
+    Raises:
+        ValueError: such levels; says which an all-reduce has.
+    """
+    kinds = [kind for kind in LEVELS if kind is not Kind.BARRIER]
+    if not isinstance(strategy, TwoLevel) or any(
+        there(strategy, kind, names)
+        for there in (two_level.exists, handed.exists)
+        for kind in kinds
+    ):
+        return
+    local, between = (", ".join(SPELLINGS[name] for name in level)
+                      for level in LEVELS[Kind.ALL_REDUCE])  # fmt: skip
+    raise ValueError(
+        f"{strategy} exists for no operation: for all_reduce there is a local level by {local}, "
+        f"and one between nodes by {between}"
+    )

@@ -32,6 +32,7 @@ from api.schemas import JobRequest, RendezvousRequest
         ({"script": "a", "set": {"A=B": "1"}}, "name of a variable"),
         ({"script": "a", "strategy": "tree:0"}, "is no strategy"),
         ({"script": "a", "strategy": "local=ring"}, "is no strategy"),
+        ({"script": "a", "strategy": "local=binomial,between=ring"}, "exists for no operation"),
         (
             {"script": "a", "on": {"w1": 2}, "strategy": "local=ring,local@w9=chain,between=ring"},
             "names the node 'w9'; the ranks are on 'w1'",

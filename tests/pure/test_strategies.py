@@ -15,6 +15,7 @@ from collective.strategies import (
     TwoLevel,
     available,
     build,
+    check_levels,
     nodes_of,
     parse,
     resolve,
@@ -217,6 +218,23 @@ def test_a_group_has_one_setting_for_all_operations() -> None:
     two = parse("local=tree:2,local@b=ring,between=tree:2")
     assert resolve(two, Kind.BROADCAST, ["a", "b"]) is None
     assert resolve(two, Kind.BROADCAST, ["a", "c"]) == two
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "local=scatter_allgather,between=ring",
+        "local=ring,local@b=recursive_doubling,between=ring",
+        "local=ring,between=binomial",
+    ],
+)
+def test_levels_that_no_operation_has_are_refused(text: str) -> None:
+    """Rather than to run all operations as under auto; where the odd node is absent, they exist."""
+    with pytest.raises(ValueError, match=r"exists for no operation: .* local level by ring, "):
+        check_levels(parse(text))
+    for useful in ("local=tree:2,between=chain", "local=ring,between=gloo", "binomial", "auto"):
+        check_levels(parse(useful))
+    check_levels(parse("local=ring,local@b=recursive_doubling,between=ring"), ["a", "c"])
 
 
 def test_schedules_need_neither_torch_nor_numpy() -> None:
