@@ -10,7 +10,7 @@ from schedule_interpreter import FLAT, done_without, expected, run
 
 from collective.proof import ProofError, verify
 from collective.schedule import Act, Kind, Move, Schedule, Span
-from collective.strategies import build, collective_of
+from collective.strategies import TwoLevel, build, collective_of
 from collective.strategies.spelling import SPELLINGS
 from collective.strategies.two_level import LEVELS
 
@@ -176,14 +176,16 @@ def test_mutants_are_refused_or_right(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", list(LEVELS))
 def test_mutants_of_two_levels_are_refused_or_right(kind: Kind) -> None:
-    """The same for schedules that are composed of several."""
+    """The same for schedules that are composed of several, half of them with two on nodes."""
     judged = Judged()
     nodes = [[0, 1, 2], [3, 4]]
-    names = [[SPELLINGS[name] for name in level] for level in LEVELS[kind]]
-    for local, between in itertools.product(*names):
-        strategy = f"local={local},between={between}"
+    inside, across = ([SPELLINGS[name] for name in level] for level in LEVELS[kind])
+    for number, (local, between) in enumerate(itertools.product(inside, across)):
+        own = {"b": inside[(number // 2) % len(inside)]} if number % 2 else {}
+        strategy = TwoLevel(local, between, own)
         rng = random.Random(f"{kind.value} {strategy}")
         for _ in range(12):
             root = rng.randrange(5)
-            judged.judge(build(strategy, kind, 5, root, nodes=nodes), kind, root, rng)
+            schedule = build(strategy, kind, 5, root, nodes=nodes, names="ab")
+            judged.judge(schedule, kind, root, rng)
     judged.done()
