@@ -106,7 +106,7 @@ def resolve(
         kind: the operation.
         names: of the nodes, where some have a local strategy of their own.
     """
-    if not isinstance(strategy, Auto) and handed.exists(strategy, kind, names):
+    if not isinstance(strategy, Auto) and handed.carries(strategy, kind):
         return strategy
     if isinstance(strategy, TwoLevel) and two_level.exists(strategy, kind, names):
         return strategy

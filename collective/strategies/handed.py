@@ -79,21 +79,35 @@ def engines(strategy: Strategy) -> tuple[str, ...]:
     return tuple(flat.name for flat in levels if flat.name in ENGINES)
 
 
-def exists(strategy: Flat | TwoLevel, kind: Kind, names: Sequence[str] | None = None) -> bool:
-    """Whether the strategy hands a level to a library that can do the operation.
+def carries(strategy: Strategy, kind: Kind) -> bool:
+    """Whether the strategy hands a level to a library that can do the operation."""
+    return bool(engines(strategy)) and kind in _STAND_INS
+
+
+def exists(strategy: TwoLevel, kind: Kind, names: Sequence[str] | None = None) -> bool:
+    """Whether the other level, beside that of a library, has such a strategy for the operation.
 
     Args:
-        strategy: any.
+        strategy: of two levels.
         kind: the operation.
         names: the nodes that take part; without them, any node may.
     """
-    if not engines(strategy) or kind not in _STAND_INS:
+    if not carries(strategy, kind):
         return False
-    return two_level.exists(stand_in(strategy, kind), kind, names)
+    within, across = _STAND_INS[kind]
+    both = TwoLevel(
+        within if strategy.local.name in ENGINES else strategy.local,
+        across if strategy.between.name in ENGINES else strategy.between,
+        dict(strategy.on),
+    )
+    return two_level.exists(both, kind, names)
 
 
 def stand_in(strategy: Flat | TwoLevel, kind: Kind) -> TwoLevel:
     """`strategy` with schedules of ours in place of other libraries.
+
+    They also take the place of a strategy of ours that does not exist for the operation: the
+    library keeps its level.
 
     Raises:
         ValueError: no other library does this operation.
@@ -104,10 +118,15 @@ def stand_in(strategy: Flat | TwoLevel, kind: Kind) -> TwoLevel:
     within, across = _STAND_INS[kind]
     if isinstance(strategy, Flat):
         return TwoLevel(_STAR, across)  # on nodes of one rank each
+    inside, between = two_level.LEVELS[kind]
+
+    def local(flat: Flat) -> Flat:
+        return flat if flat.name in inside else within
+
     return TwoLevel(
-        within if strategy.local.name in ENGINES else strategy.local,
-        across if strategy.between.name in ENGINES else strategy.between,
-        dict(strategy.on),
+        local(strategy.local),
+        strategy.between if strategy.between.name in between else across,
+        {name: local(flat) for name, flat in strategy.on},
     )
 
 
@@ -122,7 +141,7 @@ def hand_over(
     """The stages of an operation, one of whose levels at least is handed to a library.
 
     Raises:
-        ValueError: no other library does this operation, or the other level has no such strategy.
+        ValueError: no other library does this operation.
     """
     if isinstance(strategy, Flat):
         handed, names = {"between": strategy.name}, None
