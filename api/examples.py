@@ -36,6 +36,7 @@ JOB: dict[str, Any] = {
         "samples_per_second": 2300.0,
         "exposed_share": 0.12,
         "slowest_rank": 3,
+        "held_back_by": "communication",
         "accuracy": None,
         "replicas_identical": None,
     },

@@ -17,6 +17,10 @@ _DIGESTS = 64
 Value = float | int | str | bool
 
 
+#: share of a step from which on a loss is worth a word
+_MATTERS = 0.1
+
+
 class _Rank:
     __slots__ = ("exposed", "figures", "own", "samples", "step", "total")
 
@@ -113,6 +117,24 @@ class Progress:
             return None
         return max(sorted(medians), key=lambda rank: medians[rank])
 
+    def held_back_by(self) -> str | None:
+        """What steps lose most to: ``rank 3``, ``communication``, or None where neither matters.
+
+        A slow rank costs what it is slower by than the others, and waits least itself; what even
+        that one waits is the communication's own.
+        """
+        slowest = self.slowest()
+        timed = {rank: e.window() for rank, e in self._ranks.items() if e.own}
+        if slowest is None:
+            return None
+        others = [figures.own for rank, figures in timed.items() if rank != slowest]
+        behind = timed[slowest].own - statistics.median(others)
+        waits = [timed[rank].exposed / len(self._ranks[rank].own) for rank in timed]
+        step = statistics.median(timed[rank].total / len(self._ranks[rank].own) for rank in timed)
+        if max(behind, min(waits)) < _MATTERS * step:
+            return None
+        return f"rank {slowest}" if behind >= min(waits) else "communication"
+
     def snapshot(self) -> dict[str, Any]:
         """The `progress` object of a job."""
         timed = [entry for entry in self._ranks.values() if entry.total]
@@ -130,6 +152,7 @@ class Progress:
             "samples_per_second": self._samples_per_second(rate),
             "exposed_share": sum(e.window().exposed for e in timed) / total if total > 0 else None,
             "slowest_rank": self.slowest(),
+            "held_back_by": self.held_back_by(),
             "accuracy": self._number("accuracy"),
             "replicas_identical": self._identical,
         }

@@ -150,6 +150,11 @@ class Group(Calls, TensorService):
         found = self._wiring.unreachable
         return {rank: found[world] for rank, world in enumerate(self.ranks) if world in found}
 
+    @property
+    def slow_links(self) -> str:
+        """Links between nodes that were measured far below the best of them, in words."""
+        return self._wiring.surroundings.slow_links()
+
     def _connected(self) -> Communicator:
         communicator = self._communicator
         if communicator is not None:

@@ -17,6 +17,10 @@ from collective.cost import Link, Machine, Topology
 from collective.errors import ProtocolError
 from collective.figures import Figures, Sample
 from collective.strategies import nodes_of
+from collective.units import format_rate
+
+#: a link is slow if the best one is so many times as fast
+_FAR_BELOW = 4
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,21 @@ class Surroundings:
 
     facts: tuple[Facts, ...]
     samples: Mapping[tuple[str, str], Sample] = field(default_factory=dict)
+
+    def slow_links(self) -> str:
+        """Links between nodes that carry far less than the best of them, in words; or nothing.
+
+        What was measured of a pair is the way from the node that was named later.
+        """
+        best = max((sample.rate for sample in self.samples.values()), default=0.0)
+        slow = [
+            f"{source} → {target} {format_rate(sample.rate)}"
+            for (target, source), sample in sorted(self.samples.items())
+            if sample.rate * _FAR_BELOW < best
+        ]
+        if not slow:
+            return ""
+        return f"{', '.join(slow)}; the best link between two nodes {format_rate(best)}"
 
     def chooser(self, ranks: Sequence[int], names: Sequence[str]) -> Chooser:
         """What chooses for a group of these ranks, on nodes of these names."""

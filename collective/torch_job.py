@@ -89,6 +89,8 @@ def _facts(watched: tuple[Any, str]) -> dict[str, float | int | str | bool]:
         values["unreachable"] = "; ".join(
             f"rank {rank} on node {here.nodes[rank]} ({why})" for rank, why in unreachable.items()
         )[:MAX_TEXT]
+    if group.rank() == 0 and here is not None and here.slow_links:
+        values["slow_links"] = here.slow_links[:MAX_TEXT]
     return values
 
 

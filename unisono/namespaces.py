@@ -163,6 +163,15 @@ class Network:
         (line,) = [line for line in lines if line.lstrip().startswith("eth0:")]
         return int(line.partition(":")[2].split()[8])
 
+    def slow_down(self, host: Host, rate: float) -> None:
+        """Let a host send so many bits per second and no more; what it receives stays as fast."""
+        shape = ("tbf", "rate", f"{rate:.0f}bit", "burst", _BURST, "latency", _QUEUE)
+        _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "eth0", "root", *shape)
+
+    def speed_up(self, host: Host) -> None:
+        """Undo `slow_down` on a network without a rate."""
+        _run("tc", "-n", host.namespace, "qdisc", "delete", "dev", "eth0", "root")
+
     def cut(self, host: Host) -> None:
         """Drop every packet from and to a host, without a word to anybody."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host.number}", "nomaster")

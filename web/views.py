@@ -273,6 +273,7 @@ def role(rank: int, job: Plain) -> str:
 #: what a report's entry means
 _NOTES = {
     "timings_reason": "No timings of {ranks}: ",
+    "slow_links": "All ranks wait for slow links between nodes: ",
     "unreachable": "Data reach {ranks} masked, which is slower, from what cannot be dialled: ",
 }
 

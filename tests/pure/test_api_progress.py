@@ -56,6 +56,25 @@ def test_the_slowest_rank_is_by_its_own_time() -> None:
     assert progress.step_of(0) == 5 and progress.step_of(7) is None
 
 
+@pytest.mark.parametrize(
+    ("own", "exposed", "blamed"),
+    [
+        ([0.1, 0.1, 0.11], [0.5, 0.5, 0.49], "communication"),  # all wait alike
+        ([0.1, 0.6, 0.1], [0.51, 0.01, 0.51], "rank 1"),  # the others wait for one
+        ([0.1, 0.3, 0.1], [0.6, 0.4, 0.6], "communication"),  # one is slow, the link slower
+        ([0.5, 0.51, 0.5], [0.02, 0.01, 0.02], None),  # nothing is to be gained
+    ],
+)
+def test_a_slow_link_is_told_from_a_slow_rank(
+    own: list[float], exposed: list[float], blamed: str | None
+) -> None:
+    """A rank is blamed for what the others wait for it, and for nothing that it waits for too."""
+    progress = Progress(3)
+    for rank, (busy, waits) in enumerate(zip(own, exposed, strict=True)):
+        progress.add_steps(rank, columns(1, [busy + waits] * 5, exposed=waits))
+    assert progress.snapshot()["held_back_by"] == blamed
+
+
 def test_one_rank_alone_is_not_slow() -> None:
     """A single rank has nobody to be slower than."""
     progress = Progress(1)

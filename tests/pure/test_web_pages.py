@@ -209,10 +209,12 @@ def test_a_typical_step_is_no_warm_up() -> None:
 def test_notes_say_what_is_missing_or_slow_and_of_whom() -> None:
     """Ranks with the same reason share a line; a report without reasons makes none."""
     slow = {"unreachable": "rank 1 on node w2 (10.0.0.5:8701: timed out)"}
-    reports = [slow, {"timings_reason": "NCCL is not timed"}, {"torch": "2"}, None, slow]
+    links = {"slow_links": "w2 → w1 1.2 MB/s"}
+    reports = [slow, {"timings_reason": "NCCL is not timed"}, {"torch": "2"}, None, slow, links]
     notes = views.rank_notes([{"rank": n, "report": report} for n, report in enumerate(reports)])
     assert notes == [
         "Data reach ranks 0, 4 masked, which is slower, from what cannot be dialled: "
         "rank 1 on node w2 (10.0.0.5:8701: timed out)",
         "No timings of rank 1: NCCL is not timed",
+        "All ranks wait for slow links between nodes: w2 → w1 1.2 MB/s",
     ]

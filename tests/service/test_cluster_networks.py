@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -30,6 +32,22 @@ dist.all_reduce(tensor)
 print(json.dumps(tensor.sum().item()), flush=True)
 while sys.argv[1:] == ["loop"]:
     dist.all_reduce(torch.ones(1_000_000))
+dist.destroy_process_group()
+"""
+
+
+# Twelve steps of a model of a quarter of a megabyte, with a computation of its own.
+STEPS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("unisono")
+torch.set_num_threads(1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(64, 256)).sum().backward()
+    optimizer.step()
 dist.destroy_process_group()
 """
 
@@ -122,6 +140,36 @@ def test_loopback_alone_is_refused(lab: Lab, option: str) -> None:
     agent = lab.join(lab.net.hosts[4], option, "127.0.0.1", wait=False)
     assert agent.wait() == 4
     assert "cannot advertise 127.0.0.1: the control plane is on another machine" in agent.log()
+
+
+def test_a_slow_link_is_told_from_a_slow_rank(lab: Lab, misled: Agent, old: Agent) -> None:
+    """Where one host sends slowly, each rank's own time is short and its wait is long; the job's
+    page names the links that were measured to be slow, with their rates, and no rank as slow."""
+    host = lab.net.hosts[4]
+    agents = [misled, old, lab.join(host)]
+    script = lab.script.with_name("steps.py")
+    script.write_text(STEPS)
+    lab.net.slow_down(host, 20e6)
+    try:
+        job = lab.api.start(script=str(script), on={agent.name: 1 for agent in agents})
+        ended = lab.api.until(job["id"], *OVER, timeout=60.0)
+    finally:
+        lab.net.speed_up(host)
+    assert ended["state"] == "completed", ended["cause"]
+    progress = ended["progress"]
+    assert progress["exposed_share"] > 0.5
+    found = lab.api.http.get(f"/jobs/{job['id']}/steps").raise_for_status().json()["ranks"]
+    assert len(found) == 3
+    for steps in found:
+        own = map(sum, zip(steps["data"], steps["compute"], steps["optimizer"], strict=True))
+        assert median(own) < median(steps["exposed"]), steps
+    assert progress["held_back_by"] == "communication"
+    ranks = lab.api.http.get(f"/jobs/{job['id']}/ranks").raise_for_status().json()["items"]
+    told = [rank["report"].get("slow_links", "") for rank in ranks]
+    slow = agents[2].name
+    for other in (misled.name, old.name):
+        assert re.search(rf"{slow} → {other} [0-9.]+ [kM]?B/s", told[0]), told
+    assert f"→ {slow}" not in told[0].partition(";")[0] and told[1:] == ["", ""]
 
 
 def test_a_host_that_vanishes_ends_its_job_and_is_fenced_off(
