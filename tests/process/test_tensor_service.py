@@ -293,8 +293,11 @@ def test_a_wait_ends_when_its_group_is_closed(groups: list[Group]) -> None:
     assert groups[1].error is None
 
 
-def test_an_owner_that_leaves_is_named(groups: list[Group]) -> None:
+def test_an_owner_that_leaves_is_named(
+    groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who waits for a rank that closes its group hears so at once."""
+    monkeypatch.setattr(groups[0]._wiring, "linger", 0.5)
     with ThreadPoolExecutor(2) as pool:
         late = [pool.submit(group.download, 0, "never") for group in groups[1:]]
         eventually(lambda: waiting(groups[0]) == 2, what="two downloads wait")

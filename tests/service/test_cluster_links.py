@@ -57,6 +57,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
+def test_a_node_that_cannot_be_dialled_dials_by_itself(cluster: Cluster) -> None:
+    """A node advertises an address that leads nowhere, as behind a NAT: its ranks dial the others'
+    data port and mask what they send, in subgroups too; page and log of the others say so."""
+    script = cluster.folder / "sums.py"
+    script.write_text(SUMS)
+    cluster.add("hidden", 1, "--bind", "127.0.0.4", "--advertise", "127.0.0.5")
+    job = cluster.api.start(script=str(script), args=["3", "0"], on={"w1": 1, "hidden": 1})
+    ended = cluster.api.until(job["id"], *OVER, timeout=60.0)
+    assert ended["state"] == "completed", ended["cause"]
+    for rank in (0, 1):
+        assert json.loads(cluster.log(job["id"], rank).splitlines()[-1]) == [6.0]
+    ranks = cluster.api.http.get(f"/jobs/{job['id']}/ranks").raise_for_status().json()["items"]
+    assert [rank["node"] for rank in ranks] == ["w1", "hidden"]
+    assert ranks[0]["report"]["unreachable"].startswith("rank 1 on node hidden (127.0.0.5:")
+    assert "unreachable" not in ranks[1]["report"]
+    said = cluster.log(job["id"], 0, "stderr")
+    assert said.count("cannot reach rank 1 on node hidden (127.0.0.5:") == 1
+
+
 def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
     """Two jobs at once on the same nodes, one with gloo between them, never see each other's
     numbers; a rank that holds its interpreter for seconds loses no link, and no node is called
