@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from numbers import Real
+from operator import index
 from typing import Protocol
 
 import torch
@@ -20,14 +23,27 @@ class Member(Protocol):
     size: int
 
 
-def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> None:
-    """Refuse a rank that the group does not have; with `other`, this very one too."""
-    if not isinstance(rank, int) or isinstance(rank, bool):
+def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> int:
+    """A rank as a plain number; refuses what is none of the group's, with `other` this one too."""
+    try:
+        number = index(rank)
+    except TypeError:
+        raise Refused(f"{name} is a rank, a whole number, not {rank!r}") from None
+    if isinstance(rank, bool):
         raise Refused(f"{name} is a rank, a whole number, not {rank!r}")
-    if not 0 <= rank < group.size:
+    if not 0 <= number < group.size:
         raise Refused(f"{name} is {rank}, but the group has ranks 0 to {group.size - 1}")
-    if other and rank == group.rank:
+    if other and number == group.rank:
         raise Refused(f"{name} is {rank}, this very rank; copy the tensor instead")
+    return number
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what is no time to wait."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout >= 0:
+        raise Refused(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
 
 
 def parts_of(
@@ -53,23 +69,29 @@ def parts_of(
     parts = list(tensors)
     if len(parts) != group.size:
         raise Refused(f"{name} has {len(parts)} tensors, the group {group.size} ranks")
-    for index, tensor in enumerate(parts):
-        check_tensor(tensor, f"{name}[{index}]", written=written)
+    for number, tensor in enumerate(parts):
+        check_tensor(tensor, f"{name}[{number}]", written=written)
         if tensor.dtype != like.dtype:
-            raise Refused(f"{name}[{index}] is {tensor.dtype}, the other tensor {like.dtype}")
+            raise Refused(f"{name}[{number}] is {tensor.dtype}, the other tensor {like.dtype}")
         if equal and tensor.numel() != like.numel():
-            raise Refused(f"{name}[{index}] has {tensor.numel()} elements, not {like.numel()}")
+            raise Refused(f"{name}[{number}] has {tensor.numel()} elements, not {like.numel()}")
     if written:
         check_apart(parts, name)
     return parts
 
 
 def check_apart(tensors: Sequence[torch.Tensor], name: str) -> None:
-    """Refuse a list that cannot hold results because two of its tensors begin at one place."""
-    seen: dict[int, int] = {}
-    for index, tensor in enumerate(tensors):
-        if tensor.numel() and (first := seen.setdefault(tensor.data_ptr(), index)) != index:
-            raise Refused(f"{name}[{first}] and {name}[{index}] share memory; give each its own")
+    """Refuse a list that cannot hold results because two of its tensors share memory for certain:
+    they begin at one place, or are contiguous and overlap."""
+    reaches = sorted(
+        (*_reach(tensor), tensor.is_contiguous(), number)
+        for number, tensor in enumerate(tensors)
+        if tensor.numel()
+    )
+    for (begin, end, plain, one), (start, _, also, other) in pairwise(reaches):
+        if start == begin or (plain and also and start < end):
+            first, second = sorted((one, other))
+            raise Refused(f"{name}[{first}] and {name}[{second}] share memory; give each its own")
 
 
 def overlap(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -137,10 +159,12 @@ def check_exchange(
     for name, tensors in (("outputs", outputs), ("inputs", inputs)):
         if len(tensors) != group.size:
             raise Refused(f"{name} has {len(tensors)} tensors, the group {group.size} ranks")
-        for index, tensor in enumerate(tensors):
-            check_tensor(tensor, f"{name}[{index}]", written=name == "outputs")
+        for number, tensor in enumerate(tensors):
+            check_tensor(tensor, f"{name}[{number}]", written=name == "outputs")
             if tensor.dtype != inputs[0].dtype:
-                raise Refused(f"{name}[{index}] is {tensor.dtype}, but inputs[0] {inputs[0].dtype}")
+                raise Refused(
+                    f"{name}[{number}] is {tensor.dtype}, but inputs[0] {inputs[0].dtype}"
+                )
     check_apart(outputs, "outputs")
     if inputs[group.rank].numel() != outputs[group.rank].numel():
         raise Refused(

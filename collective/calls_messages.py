@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collective.arguments import check_rank
+from collective.arguments import check_rank, check_timeout
 from collective.communicator import Communicator
 from collective.descriptor import describe
 from collective.errors import PeerLost, Refused
@@ -34,8 +34,9 @@ class MessageCalls(Issuing):
             CollectiveError: the send failed; the group cannot be used any more.
         """
         communicator = self._usable()
-        check_rank(self, dst, "dst", other=True)
+        dst = check_rank(self, dst, "dst", other=True)
         try:
+            check_timeout(timeout)
             check_tensor(tensor, "the tensor", written=False)
         except Refused as error:
             raise self._refuse_message(communicator, error, "send", dst, tag) from None
@@ -60,8 +61,9 @@ class MessageCalls(Issuing):
         """
         communicator = self._usable()
         if src is not None:
-            check_rank(self, src, "src", other=True)
+            src = check_rank(self, src, "src", other=True)
         try:
+            check_timeout(timeout)
             check_tensor(tensor, "the tensor", written=True)
         except Refused as error:
             raise self._refuse_message(communicator, error, "recv", src, tag) from None

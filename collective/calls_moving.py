@@ -43,8 +43,8 @@ class MovingCalls(DeviceIssuing):
         timeout: float | None = None,
     ) -> Work:
         """Give `tensor` of rank `src` to all ranks; done when all have it."""
-        with self._checking(Kind.BROADCAST):
-            check_rank(self, src, "src")
+        with self._checking(Kind.BROADCAST, timeout):
+            src = check_rank(self, src, "src")
             check_tensor(tensor, "the tensor", written=self.rank != src)
         exchange = self._exchange([tensor], tensor.nbytes)
         if exchange is not None:
@@ -78,7 +78,7 @@ class MovingCalls(DeviceIssuing):
                 elements of `input`.
             input: this rank's contribution.
         """
-        with self._checking(Kind.ALL_GATHER):
+        with self._checking(Kind.ALL_GATHER, timeout):
             check_tensor(input, "input", written=False)
             parts = parts_of(self, outputs, "outputs", input, written=True, equal=False)
             if parts[self.rank].numel() != input.numel():
@@ -122,8 +122,8 @@ class MovingCalls(DeviceIssuing):
             dst: the rank that gets them.
             uneven: parts may differ in size; the same on all ranks.
         """
-        with self._checking(Kind.GATHER):
-            check_rank(self, dst, "dst")
+        with self._checking(Kind.GATHER, timeout):
+            dst = check_rank(self, dst, "dst")
             check_tensor(input, "input", written=False)
             parts = rooted_parts(
                 self, outputs, "outputs", input, dst, written=True, equal=not uneven
@@ -164,8 +164,8 @@ class MovingCalls(DeviceIssuing):
             src: the rank that has them.
             uneven: parts may differ in size; the same on all ranks.
         """
-        with self._checking(Kind.SCATTER):
-            check_rank(self, src, "src")
+        with self._checking(Kind.SCATTER, timeout):
+            src = check_rank(self, src, "src")
             check_tensor(output, "output", written=True)
             parts = rooted_parts(
                 self, inputs, "inputs", output, src, written=False, equal=not uneven
@@ -216,7 +216,7 @@ class MovingCalls(DeviceIssuing):
                 into equal parts.
         """
         given = outputs
-        with self._checking(Kind.ALL_TO_ALL):
+        with self._checking(Kind.ALL_TO_ALL, timeout):
             outputs = cut(self, outputs, "outputs", written=True)
             inputs = cut(self, inputs, "inputs", written=False)
             check_exchange(self, outputs, inputs)
@@ -238,6 +238,8 @@ class MovingCalls(DeviceIssuing):
 
     def barrier(self, *, async_op: bool | None = None, timeout: float | None = None) -> Work:
         """Return when all ranks have called it."""
+        with self._checking(Kind.BARRIER, timeout):
+            pass
         schedule, strategy = self._schedule(Kind.BARRIER, 0)
         program = chunked(schedule, self.rank, 0, 1)
         return self._issue(Kind.BARRIER, strategy, program, (), None, 0, async_op, timeout)

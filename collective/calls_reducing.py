@@ -56,7 +56,7 @@ class ReducingCalls(DeviceIssuing):
                 changed) or on another (what has up to 64 KiB is as it was, more is undefined).
             CollectiveError: the operation failed; the group cannot be used any more.
         """
-        with self._checking(Kind.ALL_REDUCE):
+        with self._checking(Kind.ALL_REDUCE, timeout):
             op = ReduceOp.of(op)
             check_tensor(tensor, "the tensor", written=True)
             check_reduction(op, tensor.dtype, prescale)
@@ -107,9 +107,9 @@ class ReducingCalls(DeviceIssuing):
 
         `op` and `prescale` are those of `all_reduce`.
         """
-        with self._checking(Kind.REDUCE):
+        with self._checking(Kind.REDUCE, timeout):
             op = ReduceOp.of(op)
-            check_rank(self, dst, "dst")
+            dst = check_rank(self, dst, "dst")
             check_tensor(tensor, "the tensor", written=self.rank == dst)
             check_reduction(op, tensor.dtype, prescale)
         here = self.rank == dst
@@ -154,7 +154,7 @@ class ReducingCalls(DeviceIssuing):
                 elements of `output`.
             op, prescale: those of `all_reduce`.
         """
-        with self._checking(Kind.REDUCE_SCATTER):
+        with self._checking(Kind.REDUCE_SCATTER, timeout):
             op = ReduceOp.of(op)
             check_tensor(output, "output", written=True)
             check_reduction(op, output.dtype, prescale)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from collective.arguments import check_timeout
 from collective.communicator import Communicator
 from collective.descriptor import Descriptor, describe
 from collective.errors import Refused
@@ -78,10 +79,11 @@ class Issuing(ABC):
         """Tell the other ranks that the operation `name` does not take place."""
 
     @contextmanager
-    def _checking(self, kind: Kind) -> Iterator[None]:
-        """What is refused inside is refused on all ranks."""
+    def _checking(self, kind: Kind, timeout: float | None) -> Iterator[None]:
+        """What is refused inside, or a timeout that is none, is refused on all ranks."""
         self._usable()
         try:
+            check_timeout(timeout)
             yield
         except Refused as error:
             raise self.refuse(error, kind.value) from None

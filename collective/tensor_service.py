@@ -18,7 +18,7 @@ from typing import TypedDict
 
 import torch
 
-from collective.arguments import check_rank
+from collective.arguments import check_rank, check_timeout
 from collective.errors import DeadlineExceeded, PeerLost, ProtocolError, Refused, RendezvousFailed
 from collective.links.link import EndOfLink, Inlet
 from collective.links.wire import FrameKind, Header
@@ -97,8 +97,8 @@ class TensorService(ABC):
             Refused: the id is in use, or an argument has no meaning.
         """
         self._check_usable()
-        for peer in peers or ():
-            check_rank(self, peer, "peers")
+        if peers is not None:
+            peers = [check_rank(self, peer, "peers") for peer in peers]
         description, data = serialise(tensor)
         self._wiring.tensors.expose(self.name, id, description, data, downloads, ttl, peers)
 
@@ -135,7 +135,8 @@ class TensorService(ABC):
             ProtocolError: what came contradicts itself, or changed on the way.
         """
         self._check_usable()
-        check_rank(self, peer, "peer")
+        check_timeout(timeout)
+        peer = check_rank(self, peer, "peer")
         check_id(id)
         if limit is None:
             limit = parse_size(os.environ.get("UNISONO_DOWNLOAD_LIMIT") or str(DEFAULT_LIMIT))

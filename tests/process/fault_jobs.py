@@ -133,7 +133,7 @@ class Seen:
     kind: str = ""
     culprit: int | None = None
     text: str = ""
-    #: seconds from the start to the error
+    #: seconds from the start, of random operations of the last one, to the error
     seconds: float = 0.0
     #: frames that the injector counted in the first operation
     frames: int = 0
@@ -241,6 +241,7 @@ def random_operations(seed: int, rounds: int, victim: int | None) -> Seen:
     shared = random.Random(seed)
     try:
         for index in range(rounds):
+            start = time.monotonic()
             name = shared.choice([*_OPERATIONS])
             count = shared.choice([0, 1, here.size + 1, 1000, 70_001])
             if not _OPERATIONS[name](here, count, index):

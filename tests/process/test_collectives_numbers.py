@@ -123,6 +123,10 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
         refused(group, lambda: group.all_reduce(torch.ones(2).to_sparse()), "to_dense")
         refused(group, lambda: group.broadcast(torch.ones(2), 9), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), -1), "ranks 0 to 1")
+        refused(group, lambda: group.broadcast(torch.ones(2), "1"), "whole number")  # type: ignore
+        group.broadcast(torch.ones(2), np.int64(1))  # type: ignore[arg-type]
+        for timeout in (-1, math.nan, "5", True):
+            refused(group, lambda t=timeout: group.barrier(timeout=t), "number of seconds")
         refused(
             group,
             lambda: group.all_gather([torch.ones(2)], torch.ones(2)),
