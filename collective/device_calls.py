@@ -60,8 +60,10 @@ class Pipeline:
             if number == self.turns - 1:
                 for flat, tensor in self._results:
                     tensor.copy_(flat.view(tensor.shape))
-        if number == self.turns - 1:
-            self.exchange.end(self._tensors)
+
+    def settle(self) -> None:
+        """Have this thread's current streams wait for the last turn's work."""
+        self.exchange.settle(self._tensors)
 
 
 class DeviceOperation(CollectiveOperation):
@@ -85,6 +87,9 @@ class DeviceOperation(CollectiveOperation):
             self._line.turn(self._taken)
             self._taken += 1
         return True
+
+    def settle(self) -> None:
+        self._line.settle()
 
 
 @lru_cache(maxsize=64)

@@ -23,18 +23,12 @@ _pinned = 0
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """This process's stream for collectives on a device."""
+    """This process's stream for copies from and to a device."""
     with _lock:
         stream = _streams.get(device)
         if stream is None:
             stream = _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return stream
-
-
-def abandon_stream(device: torch.device) -> None:
-    """Use a new stream from now on: this one may wait for a process that is gone."""
-    with _lock:
-        _streams.pop(device, None)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

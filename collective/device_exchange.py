@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from collective import device_copies
-
 #: a stage is so many slots of so many bytes: what three steps of a pipeline have in hand
 SLOTS = 3
 SLOT = 8 << 20
@@ -53,7 +51,8 @@ class Exchange:
         self.device = device
         self.rank = rank
         self.size = size
-        self.stream = device_copies.side_stream(device) if device.type == "cuda" else None
+        #: of this group alone: it may wait for ever for a process that is gone
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._find = find
         self._stages: dict[int, Stage] = {}
         self._know(rank, own)
@@ -100,11 +99,20 @@ class Exchange:
             if rank != self.rank and stage.event is not None:
                 self.stream.wait_event(stage.event)
 
-    def end(self, tensors: list[torch.Tensor]) -> None:
-        """Behind the last turn: who settles a tensor's device waits for this exchange too."""
-        if self.stream is not None:
-            for device in {tensor.device for tensor in tensors} - {self.device}:
-                device_copies.side_stream(device).wait_stream(self.stream)
+    def settle(self, tensors: list[torch.Tensor]) -> None:
+        """Have this thread's current streams wait for the turns that were taken."""
+        event = self._stages[self.rank].event
+        if event is not None:
+            for device in {tensor.device for tensor in tensors}:
+                torch.cuda.current_stream(device).wait_event(event)
+
+    def finish(self) -> None:
+        """Return when no peer reads this rank's stage any more; all must have taken their turns."""
+        event = self._stages[self.rank].event
+        if event is not None and self.stream is not None:
+            self.follow()
+            event.record(self.stream)
+            event.synchronize()
 
 
 class Meeting(ABC):

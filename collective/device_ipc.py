@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from collective import device_copies, device_kernel
+from collective import device_kernel
 from collective.arguments import Tensors
 from collective.device_exchange import SLOT, SLOTS, Exchange, Meeting, Stage
 from collective.work import Work
@@ -75,15 +75,11 @@ class _Meeting(Meeting):
         event = self._own.stage.event
         assert event is not None
         if healthy:
-            self.exchange.follow()  # this stage's next user comes behind all who read it
-            event.synchronize()
-        else:
-            device_copies.abandon_stream(self.exchange.device)
+            self.exchange.finish()
         # what waits for a process that is gone never ends: its stages are left as they are
         if event.query():  # type: ignore[no-untyped-call]
             _close(self._keys)
-            with _lock:
-                _free.setdefault(self.exchange.device, []).append(self._own)
+            _give_back(self._own)
 
 
 def meet(group: Member, device: torch.device) -> Meeting | None:
@@ -98,22 +94,25 @@ def meet(group: Member, device: torch.device) -> Meeting | None:
         note = {"memory": own.memory, "event": own.event}
     except Exception as error:  # noqa: BLE001 — told to all ranks, and logged below
         note = _no(group, error)
-    notes = _tell(group, note)
-    if own is not None and not any("no" in note for note in notes):
-        note = {}
-        try:
-            for rank, theirs in enumerate(notes):
-                if rank != group.rank:
-                    keys.append(_open(theirs["memory"], theirs["event"], device))
-        except Exception as error:  # noqa: BLE001 — told to all ranks, and logged below
-            note = _no(group, error)
+    met = False
+    try:
         notes = _tell(group, note)
-    reasons = [note["no"] for note in notes if "no" in note]
-    if reasons or own is None:
-        _close(keys)
-        if own is not None:
-            with _lock:
-                _free.setdefault(device, []).append(own)
+        if own is not None and not any("no" in note for note in notes):
+            note = {}
+            try:
+                for rank, theirs in enumerate(notes):
+                    if rank != group.rank:
+                        keys.append(_open(theirs["memory"], theirs["event"], device))
+            except Exception as error:  # noqa: BLE001 — told to all ranks, and logged below
+                note = _no(group, error)
+            notes = _tell(group, note)
+        reasons = [note["no"] for note in notes if "no" in note]
+        met = not reasons
+    finally:
+        if not met:
+            _close(keys)
+            _give_back(own)
+    if own is None or reasons:
         _log.warning(
             "group %s: CUDA tensors go through host memory, since devices cannot be opened to "
             "other ranks: %s", group.name, reasons[0],
@@ -155,6 +154,13 @@ def _own_stage(device: torch.device) -> _Opened:
         event.record(torch.cuda.current_stream(device))
         handle = bytes(event.ipc_handle()).hex()  # type: ignore[no-untyped-call]
         return _Opened(Stage(_as_tensor(cupy, pointer, device), event), memory, handle)
+
+
+def _give_back(own: _Opened | None) -> None:
+    """Keep a stage for the next group."""
+    if own is not None:
+        with _lock:
+            _free.setdefault(own.stage.memory.device, []).append(own)
 
 
 def _open(memory: str, event: str, device: torch.device) -> _Key:

@@ -153,6 +153,9 @@ class Operation:
                 return
         pool.submit(callback)
 
+    def settle(self) -> None:
+        """Have this thread's current streams wait for what the operation left to a device."""
+
     def raise_error(self) -> None:
         """Raise what ended the operation, if anything did."""
         if self.error is not None:

@@ -69,8 +69,9 @@ class Work:
 
     def settle(self) -> None:
         """Have this thread's current streams wait for results on devices; `wait` does it too."""
-        if self._on_devices:
+        if self._on_devices and self.operation is not None:
             device_copies.settle(self._on_devices)
+            self.operation.settle()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the result is final.
