@@ -35,13 +35,12 @@ class Chooser:
 
     Args:
         topology: of its ranks.
-        crowded: all ranks are on one machine that has fewer cores than ranks.  Then what was
-            measured on such machines counts (`strategies.choice`), not the model.
+        together: nodes that share the cores of one machine.
     """
 
-    def __init__(self, topology: Topology, crowded: bool = False) -> None:
+    def __init__(self, topology: Topology, together: int = 1) -> None:
         self.topology = topology
-        self.crowded = crowded
+        self.together = together
         self._made: dict[tuple[Kind, int, bool], Flat | TwoLevel] = {}
 
     def choose(self, kind: Kind, nbytes: int, *, originals: bool = False) -> Flat | TwoLevel:
@@ -65,15 +64,28 @@ class Chooser:
         candidates = self._candidates(kind)
         if originals and summing:
             candidates = [Flat(name) for name in ORIGINALS if name in BUILDERS[kind]]
-        elif self.crowded and len(self.topology.nodes) in (1, self.topology.ranks):
+        elif self._crowded:
             return measured_choice(kind, self.topology.ranks, nbytes)
         if len(candidates) == 1:
             return candidates[0]
         found = [
-            (estimate(strategy, kind, self.topology, nbytes), str(strategy), strategy)
+            (
+                estimate(strategy, kind, self.topology, nbytes, self.together),
+                str(strategy),
+                strategy,
+            )
             for strategy in candidates
         ]
         return min(found, key=lambda entry: entry[:2])[2]
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether ranks of one node share too few cores.
+
+        Then what was measured on such nodes counts (`strategies.choice`), not the model.
+        """
+        cores = self.topology.machine.cores
+        return len(self.topology.nodes) == 1 and cores is not None and cores < self.topology.ranks
 
     def _candidates(self, kind: Kind) -> list[Flat | TwoLevel]:
         nodes, ranks = self.topology.nodes, self.topology.ranks

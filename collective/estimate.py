@@ -73,8 +73,12 @@ def _rooted(
     return paths.one_tree(message, ranks, parts.arity(strategy, ranks), nbytes, ways)
 
 
-def estimate(strategy: Flat | TwoLevel, kind: Kind, topology: Topology, nbytes: int) -> float:
+def estimate(
+    strategy: Flat | TwoLevel, kind: Kind, topology: Topology, nbytes: int, together: int = 1
+) -> float:
     """Seconds of an operation of `nbytes` (see `cost.slot_sizes`) on nodes that are alike.
+
+    Of nodes on one machine, `together` share its cores, which are those of the topology.
 
     Flat strategies over several nodes of several ranks are only estimated well where the ranks of
     a node follow each other and few of them speak to other nodes at a time, as in a ring.
@@ -92,8 +96,8 @@ def estimate(strategy: Flat | TwoLevel, kind: Kind, topology: Topology, nbytes: 
     else:
         cost = _two_level(strategy, kind, nodes, devices, topology, on, nbytes)
         machines = 1  # work is of one node already
-    work = cost.work / machines + devices * machine.per_call
-    cores = min(machine.cores or devices, devices)
+    work = together * (cost.work / machines + devices * machine.per_call)
+    cores = min(machine.cores or together * devices, together * devices)
     return max(machine.per_call + cost.path, work / cores)
 
 

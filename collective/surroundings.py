@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from collective import figures
 from collective.choosing import Chooser
-from collective.cost import Link, Machine, Topology
+from collective.cost import Link, Machine, Nodes, Topology
 from collective.errors import ProtocolError
 from collective.figures import Figures, Sample
 from collective.strategies import nodes_of
@@ -130,36 +130,32 @@ class Surroundings:
     def chooser(self, ranks: Sequence[int], names: Sequence[str]) -> Chooser:
         """What chooses for a group of these ranks, on nodes of these names."""
         facts = [self.facts[rank] for rank in ranks]
-        shared = Counter(one.core_set for one in facts)
-        crowded = len(shared) == 1 and min(one.cores for one in facts) < len(ranks)
+        nodes = nodes_of(names)
+        # which cores each node has, and how many nodes have these
+        cores = [{facts[rank].core_set: facts[rank].cores for rank in node} for node in nodes]
+        together = max(Counter(core_set for node in cores for core_set in node).values())
         within = [
             one.samples[rank] for rank, one in zip(ranks, facts, strict=True) if rank in one.samples
         ]
-        return Chooser(self._topology(names, facts, shared, within), crowded)
+        least = min(sum(node.values()) for node in cores)
+        return Chooser(self._topology(nodes, set(names), facts, within, least), together)
 
     def _topology(
         self,
-        names: Sequence[str],
+        nodes: Nodes,
+        names: set[str],
         facts: Sequence[Facts],
-        shared: Counter[str],
         within: Sequence[Sample],
+        cores: int,
     ) -> Topology:
-        nodes = nodes_of(names)
         measured = [one.figures for one in facts if one.figures is not None]
-        # a node has its part of the cores of a machine that it shares with others
-        parts = [
-            one.cores * len(node) // shared[one.core_set]
-            for node in nodes
-            for one in [facts[rank] for rank in node]
-        ]
-        machine = replace(_slowest(measured) or figures.MACHINE, cores=max(1, min(parts)))
+        machine = replace(_slowest(measured) or figures.MACHINE, cores=cores)
         local = figures.typical(within) or figures.LOCAL
         if measured:
             local = Link(
                 max(one.latency for one in measured), min(one.bandwidth for one in measured)
             )
-        there = set(names)
-        found = [one for pair, one in self.samples.items() if there.issuperset(pair)]
+        found = [one for pair, one in self.samples.items() if names.issuperset(pair)]
         return Topology(nodes, local, figures.typical(found) or figures.BETWEEN, machine)
 
 

@@ -25,8 +25,12 @@ T = TypeVar("T")
 _LEAST, _MOST = 3, 20
 #: bytes of the first and of the largest question about the rate
 _FIRST, _LARGEST = 256 << 10, 16 << 20
-#: seconds that tell a rate well enough
-_ENOUGH = 0.015
+#: a rate that is less than so many times the one before has stopped growing
+_GROWS = 1.3
+#: seconds of round trip from which on a connection takes longer to get up to speed than there is
+_FAR = 0.005
+#: the largest send buffer that Linux gives a connection unless told otherwise (net.ipv4.tcp_wmem)
+_SEND_BUFFER = 4 << 20
 
 
 def measure(
@@ -50,10 +54,11 @@ def measure(
     """
     room = memoryview(bytearray(SEGMENT))
 
-    def ask(nbytes: int) -> float:
-        start = time.perf_counter()
+    def ask(nbytes: int) -> tuple[float, float]:
+        """Seconds until all is here, and of them those since half of it was."""
+        start = half = time.perf_counter()
         inlet.say(FrameKind.PROBE, epoch, nbytes)
-        until(lambda: inlet.flush() or None, inlet, select.POLLOUT, deadline, label)
+        until(lambda: inlet.flush() or None, inlet, select.POLLOUT, deadline, label, bell)
         left = max(nbytes, 1)
         while left > 0:
             header = until(inlet.header, inlet, select.POLLIN, deadline, label, bell)
@@ -62,22 +67,38 @@ def measure(
             read = partial(_read, inlet, room[: header.length])
             until(read, inlet, select.POLLIN, deadline, label, bell)
             left -= max(header.length, 1)
-        return time.perf_counter() - start
+            if 0 < left <= nbytes // 2 < left + header.length:
+                half = time.perf_counter()
+        end = time.perf_counter()
+        return end - start, end - half
 
     begun = time.perf_counter()
     trips: list[float] = []
     while len(trips) < _LEAST or (len(trips) < _MOST and time.perf_counter() - begun < limit / 4):
-        trips.append(ask(0))
+        trips.append(ask(0)[0])
     # what is slower waited for a core, which is no property of the link
     round_trip = sorted(trips)[len(trips) // 4]
+    far = round_trip > _FAR
+
+    def rate_of(nbytes: int) -> tuple[float, float]:
+        taken, later = ask(nbytes)
+        if far and nbytes > SEGMENT:  # in the first half the connection gets up to speed
+            return nbytes / 2 / max(later, 1e-9), taken
+        return nbytes / max(taken - round_trip, taken / 10), taken
+
     nbytes, rate = _FIRST, 0.0
     while True:
-        taken = ask(nbytes)
-        rate = max(rate, nbytes / max(taken - round_trip, taken / 10))
-        spent = time.perf_counter() - begun
-        if taken - round_trip > _ENOUGH or nbytes == _LARGEST or spent + 2 * taken > limit:
+        now, taken = rate_of(nbytes)
+        grows, rate = now > _GROWS * rate, now
+        late = time.perf_counter() - begun + taken > limit
+        if late and far and grows:  # it never got up to speed: each trip carries a send buffer
+            rate = max(rate, (1 + len(inlet.others)) * _SEND_BUFFER / round_trip)
+        if late:
             break
-        nbytes *= 2
+        if nbytes == _LARGEST or not grows:
+            rate = max(rate, rate_of(nbytes)[0])  # what is slower waited for a core
+            break
+        nbytes *= 4
     inlet.say(FrameKind.DONE, epoch)
     return Sample(round_trip, rate)
 

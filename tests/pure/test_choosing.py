@@ -43,7 +43,7 @@ def one_node(ranks: int, cores: int) -> Topology:
         (cluster(4, 4), Kind.SCATTER, 25 * MIB, "centralized"),
         # with a core per rank the fewest hops are best, on shared cores the least work
         (one_node(8, 8), Kind.ALL_REDUCE, 8, "recursive_doubling"),
-        (one_node(8, 1), Kind.ALL_REDUCE, 8, "centralized"),
+        (one_node(8, 2), Kind.ALL_REDUCE, 8, "centralized"),
     ],
 )
 def test_auto_follows_the_topology(topology: Topology, kind: Kind, nbytes: int, text: str) -> None:
@@ -62,12 +62,23 @@ def test_ranks_of_several_nodes_use_both_levels() -> None:
     assert sent < 1.15 * least
 
 
-def test_a_crowded_machine_follows_the_measured_table() -> None:
-    """Where ranks of one machine share cores, measurement stands in for the model."""
-    chooser = Chooser(one_node(4, 2), crowded=True)
+def test_a_crowded_node_follows_the_measured_table() -> None:
+    """Where ranks of one node share too few cores, measurement stands in for the model."""
+    chooser = Chooser(one_node(4, 2))
     assert str(chooser.choose(Kind.ALL_REDUCE, 64 << 10)) == "centralized"
     assert str(chooser.choose(Kind.ALL_REDUCE, 25 * MIB)) == "ring"
     assert str(chooser.choose(Kind.BARRIER, 0)) == "centralized"
+
+
+def test_nodes_on_one_machine_share_its_cores() -> None:
+    """Four nodes on two cores do what is least work, as long as their links do not hold them up."""
+    machine = Machine(2, 20e-6, 1.5e-10, 1.5e-10, 60e-6)
+    here = uniform(8, 1, LOCAL, Link(10e-6, 5e9), machine)
+    assert str(Chooser(here).choose(Kind.ALL_REDUCE, 8)) == "recursive_doubling"
+    assert str(Chooser(here, together=8).choose(Kind.ALL_REDUCE, 8)) == "centralized"
+    slow = uniform(4, 1, LOCAL, GIGABIT, machine)
+    large = Chooser(slow, together=4).choose(Kind.ALL_REDUCE, 4 * MIB)
+    assert str(large) in ("ring", "halving_doubling", "bruck", "scatter_allgather")
 
 
 @pytest.mark.parametrize("topology", [cluster(4), cluster(2, 2), one_node(4, 8)])

@@ -65,26 +65,25 @@ def world(*nodes: tuple[str, str, int, int]) -> tuple[Surroundings, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("there", "cores", "crowded"),
+    ("there", "cores", "together"),
     [
-        ([("a", "x", 2, 4)], 2, True),
-        ([("a", "x", 4, 4)], 4, False),
-        ([("a", "x", 2, 1), ("b", "y", 2, 1)], 2, False),
-        # two nodes on one machine have half of its cores each
-        ([("a", "x", 4, 2), ("b", "x", 4, 2)], 2, False),
-        ([("a", "x", 2, 2), ("b", "x", 2, 2)], 1, True),
+        ([("a", "x", 2, 4)], 2, 1),
+        ([("a", "x", 2, 1), ("b", "y", 2, 1)], 2, 1),
+        ([("a", "x", 4, 2), ("b", "x", 4, 2)], 4, 2),
         # the node with the fewest cores holds the others back
-        ([("a", "x", 16, 2), ("b", "y", 4, 2)], 4, False),
+        ([("a", "x", 16, 2), ("b", "y", 4, 2), ("c", "y", 4, 2)], 4, 2),
+        # ranks that are bound to cores of their own
+        ([("a", "x", 1, 1), ("a", "y", 1, 1)], 2, 1),
     ],
 )
 def test_cores_are_counted_per_machine(
-    there: list[tuple[str, str, int, int]], cores: int, crowded: bool
+    there: list[tuple[str, str, int, int]], cores: int, together: int
 ) -> None:
-    """Nodes on one machine share its cores; ranks that have too few of them are crowded."""
+    """A node has the cores of all its ranks, and perhaps shares them with other nodes."""
     surroundings, names = world(*there)
     chooser = surroundings.chooser(range(len(names)), names)
     assert chooser.topology.machine.cores == cores
-    assert chooser.crowded is crowded
+    assert chooser.together == together
 
 
 def test_links_follow_the_samples_between_the_members() -> None:
