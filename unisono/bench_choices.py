@@ -87,6 +87,7 @@ def choices(
             "operations": operations.split(","),
             "against": [],
             "empty": False,
+            "device": "cpu",
             "repeats": repeats,
         }
     except ValueError as error:
