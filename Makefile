@@ -13,13 +13,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast soak lint format types
+.PHONY: help setup demo test test-fast soak bench lint format types
 
 help:
 	@echo "make demo       a control plane, two workers and a training job on this machine"
 	@echo "make setup      $(VENV) with all that is needed"
 	@echo "make test       all tests; make test-fast leaves out the large matrices"
 	@echo "make soak       a minute of random kills (UNISONO_SOAK_SECONDS=600: ten), and tensors of 2 GiB"
+	@echo "make bench      the measurements of docs/performance.md (ten minutes, as root)"
 	@echo "make lint       ruff and the import contracts; make format rewrites"
 	@echo "make types      mypy, strict"
 
@@ -43,6 +44,13 @@ test-fast: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+# the commands stand in the page itself; results and figures go back into it
+bench: $(STAMP)
+	mkdir -p build/bench
+	sed -n '/^## How to measure/,/^```$$/ { /^```sh/,/^```$$/ { /^```/! p } }' docs/performance.md > build/bench/commands.sh
+	cd build/bench && PATH="$(abspath $(BIN)):$$PATH" bash -euxo pipefail commands.sh
+	$(BIN)/python docs/fill_tables.py build/bench
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

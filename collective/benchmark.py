@@ -7,11 +7,12 @@ rank 0 prints one JSON object per row.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
@@ -32,10 +33,8 @@ from collective.torch_backend import UnisonoProcessGroup
 ALL = "all"
 #: times the fastest's time: whoever takes so long is no candidate
 _HOPELESS = 4
-#: strategies that are timed to the end: two levels have dozens of combinations
-_FINALISTS = 12
-#: looks at each strategy before the choice of these
-_LOOKS = 3
+#: strategies that go on after each look at them: two levels have dozens of combinations
+_KEPT = (36, 24, 12)
 #: seconds that the calls of one repeat may take, unless a single one takes longer
 _PER_REPEAT = 0.1
 
@@ -88,7 +87,7 @@ class Side:
     setting: str | None = None
     times: list[float] = field(default_factory=list)
     #: of one call, at the slowest rank, before the timing proper
-    look: float = 0.0
+    look: float = math.inf
     right: bool = False
 
     def ready(self) -> None:
@@ -140,11 +139,19 @@ def time_case(
         run(side, 1)
         side.right = everywhere(case.right())
     case.clear()
-    looks = _LOOKS if len(ours) > 1 else 1
-    rounds = slowest([[run(side, min(most, 3)) for _ in range(looks)] for side in sides])
-    for side, found in zip(sides, rounds, strict=True):
-        side.look = min(found)
-    lively = [*_finalists(ours), *others]
+    # auto's own choice goes on too, fixed: what the two differ by is the machine's noise
+    staying = {"auto", strategy_of("auto", operation, nbytes)}
+    lively = ours
+    for kept in _KEPT if len(ours) > 1 else (1,):
+        looked = [*lively, *others]
+        found = slowest([[run(side, min(most, 3))] for side in looked])
+        for side, (seconds,) in zip(looked, found, strict=True):
+            side.look = min(side.look, seconds)
+        lively = _fastest(lively, kept, staying)
+    fastest = min(side.look for side in lively)
+    lively = [
+        side for side in lively if side.look <= _HOPELESS * fastest or side.setting in staying
+    ] + others
     inner = [max(1, min(most, round(_PER_REPEAT / side.look))) for side in lively]
     for repeat in range(-1, repeats):
         # each is first now and then, and no two follow each other always
@@ -159,12 +166,11 @@ def time_case(
     return _rows(case, ours, others)
 
 
-def _finalists(ours: Sequence[Side]) -> list[Side]:
-    """The sides worth more than a look: auto, and the fastest few."""
-    fastest = min(side.look for side in ours)
-    ranking = sorted(ours, key=lambda side: (side.setting != "auto", side.look))
-    few = ranking[: _FINALISTS + 1]
-    return [side for side in few if side.look <= _HOPELESS * fastest or side.setting == "auto"]
+def _fastest(ours: Sequence[Side], number: int, staying: Container[str | None]) -> list[Side]:
+    """So many of the fastest at a look, and those who stay whatever they take."""
+    ranking = sorted(ours, key=lambda side: (side.setting not in staying, side.look))
+    stay = sum(side.setting in staying for side in ours)
+    return ranking[: number + stay]
 
 
 def _rows(case: Case, ours: Sequence[Side], others: Sequence[Side]) -> list[dict[str, Any]]:

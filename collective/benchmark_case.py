@@ -50,10 +50,12 @@ class Case:
         self.part = make(share, dtype=torch.float32)
         self._rank = rank
         self._size = size
+        self._ramp = (torch.arange(self.tensor.numel(), dtype=torch.int32) % 1000).float()
 
     def fill(self) -> None:
         """Put in values that float32 adds exactly, other ones on each rank."""
-        self.tensor.copy_(self._ramp() * (self._rank + 1))
+        self.tensor.copy_(self._ramp)
+        self.tensor.mul_(self._rank + 1)
         self.part.fill_(self._rank + 1)
 
     def finish(self) -> None:
@@ -68,7 +70,7 @@ class Case:
 
     def right(self) -> bool:
         """Whether this rank has what the operation makes of `fill`'s values."""
-        rank, size, ramp = self._rank, self._size, self._ramp()
+        rank, size, ramp = self._rank, self._size, self._ramp
         tensor = self.tensor.cpu()
         total = size * (size + 1) // 2
         match self.operation:
@@ -85,6 +87,3 @@ class Case:
                 start = rank * self.part.numel()
                 own = ramp[start : start + self.part.numel()] * total
                 return torch.equal(self.part.cpu(), own)
-
-    def _ramp(self) -> torch.Tensor:
-        return (torch.arange(self.tensor.numel()) % 1000).float()

@@ -270,6 +270,7 @@ def _check_cuda(empty: bool) -> None:
 
 def _run(work: dict[str, Any], places: list[Layout], strategy: str, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
+    where = bench_output.machine()
     for layout in places:
         if not as_json:
             print(f"\n{bench_output.title(layout)}", flush=True)
@@ -278,12 +279,12 @@ def _run(work: dict[str, Any], places: list[Layout], strategy: str, as_json: boo
             row = found | layout.fields
             if work["what"] == "collectives":
                 row |= {name: work.get(name) for name in ("bandwidth", "delay", "empty", "device")}
-                row["predicted_seconds"] = predicted(row)
+                row["predicted_seconds"] = predicted(layout, row)
             rows.append(row)
             # who was but looked at is in the JSON
             if not as_json and row["repeats"]:
                 print(bench_output.line(layout, row), flush=True)
     if as_json:
-        print(bench_output.results(work["what"], rows))
+        print(bench_output.results(work["what"], where, rows))
     if any(bench_output.wrong(row) for row in rows):
         raise typer.Exit(1)

@@ -93,6 +93,7 @@ def choices(
     except ValueError as error:
         fail(str(error), 2)
     found: list[Choice] = []
+    where = bench_output.machine()
     if not as_json:
         print(_HEAD, flush=True)
     for place in places:
@@ -101,7 +102,7 @@ def choices(
             if not as_json:
                 print(_line(choice), flush=True)
     if as_json:
-        print(bench_output.results("choices", [asdict(choice) for choice in found]))
+        print(bench_output.results("choices", where, [asdict(choice) for choice in found]))
     elif found:
         worst = max(found, key=lambda choice: min(choice.ratio, choice.again or choice.ratio))
         kept = sum(choice.kept for choice in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 __all__ = ["LINKS", "Layout", "layouts"]
 
@@ -48,13 +48,19 @@ class Layout:
         return {"topology": self.text, "nodes": len(self.nodes), "link": self.link}
 
     @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node, by number."""
+        ends = list(accumulate(self.nodes, initial=0))
+        return tuple(tuple(range(start, end)) for start, end in pairwise(ends))
+
+    @property
     def levels(self) -> bool:
         """Whether there are two: several nodes, and ranks that share one."""
         return 1 < len(self.nodes) < self.ranks
 
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""
-        return next(node for node, end in enumerate(accumulate(self.nodes)) if rank < end)
+        return next(node for node, ranks in enumerate(self.members) if rank in ranks)
 
     def environment(self, rank: int, *, hosts: bool) -> dict[str, str]:
         """What a rank's environment says about its place.
@@ -67,7 +73,7 @@ class Layout:
         found = {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.ranks),
-            "LOCAL_RANK": str(rank - sum(self.nodes[:node])),
+            "LOCAL_RANK": str(self.members[node].index(rank)),
             "LOCAL_WORLD_SIZE": str(self.nodes[node]),
             "UNISONO_LINKS": "websocket" if self.link == "websocket" else "auto",
         }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from collective import figures
-from collective.cost import uniform
+from collective.cost import Topology, uniform
 from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
 from collective.strategies import engines, parse
 from collective.units import format_rate, format_time
-from unisono.bench_output import results
+from unisono.bench_layout import Layout, layouts
+from unisono.bench_output import machine, results
 from unisono.commands.console import fail, table
 
 __all__ = ["known", "links", "predicted"]
@@ -25,21 +27,20 @@ def links(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
-    from unisono.bench_layout import layouts
     from unisono.bench_run import run_ranks
 
     kinds = [text.strip() for text in link.split(",")]
     for kind in kinds:
         if kind not in figures.KINDS:
             fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}")
-    found = []
+    found, where = [], machine()
     for kind in kinds:
         (layout,) = layouts("flat", "2", kind)
         (row,) = run_ranks({"what": "links", "link": kind}, layout, "auto")
         figures.store(figures.Figures(**row))
         found.append(row)
     if as_json:
-        print(results("links", found))
+        print(results("links", where, found))
         return
     table(
         ["link", "round trip", "rate", "call", "segment", "received", "sent"],
@@ -69,19 +70,24 @@ def known(kind: str) -> figures.Figures | None:
         fail(str(error))
 
 
-def predicted(row: dict[str, Any]) -> float | None:
+def predicted(layout: Layout, row: dict[str, Any]) -> float | None:
     """What the cost model says of a benchmark's row, from figures of its kind of link.
 
-    None where these have not been measured on this machine, a network was put between ranks, or
-    they exchange over links of two kinds.
+    None where these have not been measured on this machine, or a network was put between ranks.
     """
-    measured = known(row["link"]) if row["link"] in figures.KINDS else None
-    if measured is None or row["ranks"] < 2 or row["bandwidth"] or row["delay"]:
+    across, *within = (known(kind) for kind in layout.link.split("+")[::-1])
+    local = within[0] if within else across
+    if across is None or local is None or row["ranks"] < 2 or row["bandwidth"] or row["delay"]:
         return None
-    # whichever way they exchange, all ranks share this machine's cores
-    topology = uniform(1, row["ranks"], measured.link, measured.link, measured.machine)
     if engines(parse(row["strategy"])):
         return None  # another library has no schedule
+    if within:
+        # nodes get their share of this machine's cores, and do the work of the costlier links
+        machine = replace(across.machine, cores=max(1, across.cores // len(layout.nodes)))
+        topology = Topology(layout.members, local.link, across.link, machine)
+    else:
+        # whichever way they exchange, all ranks share this machine's cores
+        topology = uniform(1, row["ranks"], across.link, across.link, across.machine)
     try:
         return predict(row["strategy"], Kind(row["op"]), topology, row["bytes"]).seconds
     except TooLarge:

@@ -12,25 +12,30 @@ from typing import Any
 from collective.units import format_rate, format_size, format_time
 from unisono.bench_layout import Layout
 
-__all__ = ["SCHEMA", "head", "line", "results", "title", "wrong"]
+__all__ = ["SCHEMA", "head", "line", "machine", "results", "title", "wrong"]
 
 #: of the JSON; the number rises when a field changes its meaning or is gone
 SCHEMA = "unisono.bench/1"
 
 
-def results(command: str, rows: Sequence[dict[str, Any]]) -> str:
-    """The JSON object of a run."""
+def machine() -> dict[str, Any]:
+    """On what a run that begins now is made, and what else goes on there."""
     from importlib.metadata import version
 
-    machine = {
+    return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": version("torch"),
         "unisono": version("unisono"),
     }
-    found = {"schema": SCHEMA, "command": command, "machine": machine, "rows": list(rows)}
+
+
+def results(command: str, where: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The JSON object of a run on a `machine`."""
+    found = {"schema": SCHEMA, "command": command, "machine": where, "rows": list(rows)}
     return json.dumps(found, indent=1)
 
 

@@ -85,7 +85,9 @@ def title(row: dict[str, Any]) -> str:
     if row["nodes"] in (1, row["ranks"]):
         where = f"{row['ranks']} ranks, {link}"
     else:
-        where = f"nodes of {row['topology']} ranks" + (f", {link}" if link else "")
+        nodes, by, each = row["topology"].partition("x")
+        where = f"{nodes} nodes of {each} ranks" if by else f"nodes of {nodes} ranks"
+        where += f", {link}" if link else ""
     if row["bandwidth"]:
         where += f", {format_rate(row['bandwidth'] / 8, 'bit')}"
     if row["delay"]:
@@ -136,7 +138,8 @@ def draw(rows: Sequence[dict[str, Any]]) -> str:
         *_legend(list(lines)),
         f'<g transform="translate({_LEFT} {_TOP})">',
         *_grid(across, up, 10, format_time),
-        *(part for name, points in lines.items() for part in _line(name, points, across, up)),
+        # ours last, on top of the others
+        *(part for name in reversed(lines) for part in _line(name, lines[name], across, up)),
         "</g>",
     ]
     bottom = _TOP + _HEIGHT

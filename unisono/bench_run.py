@@ -41,6 +41,9 @@ def _card(row: dict[str, Any], nodes: int) -> float:
 def _run_on(
     hosts: Sequence[bench_network.Host], work: dict[str, Any], layout: Layout, strategy: str
 ) -> Iterator[dict[str, Any]]:
+    if hosts:
+        # no name server reaches the hosts, which torch would say for each of its connections
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     from torch._C._distributed_c10d import TCPStore
 
     with hosts[0].entered() if hosts else nullcontext():
@@ -54,8 +57,6 @@ def _run_on(
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": interface,
-        # no name server reaches the hosts, which torch would say for each of its connections
-        **({"TORCH_CPP_LOG_LEVEL": "ERROR"} if hosts else {}),
         "OMP_NUM_THREADS": "1",
         "UNISONO_STRATEGY": strategy,
         "UNISONO_BENCH": json.dumps(work),

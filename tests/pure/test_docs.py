@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pytest
 import typer.main
 
+import unisono.bench
 import unisono.cli
 import worker.cli
 from api.settings import Settings as ControlPlaneSettings
@@ -145,3 +146,20 @@ def test_every_strategy_is_documented() -> None:
         for kind, builders in BUILDERS.items():
             said = kind.value.replace("_", "-") in re.split(r", | \| |\| ", row)
             assert said == (name in builders), (kind, spelling)
+
+
+def test_the_measurements_can_be_repeated() -> None:
+    """Each command of the performance page exists, and its tables are made of what they write."""
+    page = (ROOT / "docs/performance.md").read_text()
+    block = page.partition("## How to measure")[2].partition("```sh\n")[2].partition("```")[0]
+    commands = typer.main.get_command(unisono.bench.app).commands  # type: ignore[attr-defined]
+    written = set()
+    for line in block.splitlines():
+        command, _, result = line.partition(" > ")
+        _, _, words = command.partition("unisono bench ")
+        name, *arguments = words.split()
+        commands[name].make_context(name, arguments)  # raises where an option is unknown
+        written.add(result)
+    marks = re.findall(r"<!-- \w+: (.*?) -->", page)
+    assert marks
+    assert {name for names in marks for name in names.split()} <= written

@@ -15,11 +15,12 @@ import pytest
 
 from collective import figures
 from collective.benchmark_links import per_byte, slope
-from collective.cost import Link, Machine, uniform
+from collective.cost import Link, Machine, Topology, uniform
 from collective.figures import Figures, Sample
 from collective.prediction import predict
 from collective.program import SEGMENT
 from collective.schedule import Kind
+from unisono.bench_layout import Layout
 from unisono.bench_links import predicted
 from unisono.bench_plot import draw, title
 
@@ -63,13 +64,25 @@ def test_a_spoilt_file_is_named(cache: Path, text: str) -> None:
 
 def test_a_row_is_predicted_from_the_figures_of_its_links() -> None:
     """All ranks share the machine; without figures, or on another network, nothing is said."""
-    assert predicted(ROW) is None
+    flat = Layout("flat", (1, 1), "websocket")
+    assert predicted(flat, ROW) is None
     figures.store(FIGURES)
     topology = uniform(1, 2, FIGURES.link, FIGURES.link, FIGURES.machine)
-    assert predicted(ROW) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
-    assert predicted(ROW | {"link": "shm"}) is None
-    assert predicted(ROW | {"delay": 0.05}) is None
-    assert predicted(ROW | {"link": "shm+websocket"}) is None
+    assert predicted(flat, ROW) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
+    assert predicted(flat, ROW | {"delay": 0.05}) is None
+    assert predicted(Layout("1x2", (2,), "shm"), ROW) is None
+
+
+def test_a_row_of_two_levels_is_predicted_from_both_kinds_of_links() -> None:
+    """Shared memory's figures hold within nodes, WebSocket's between; nodes share the cores."""
+    layout, row = Layout("1,2", (1, 2), "shm+websocket"), ROW | {"ranks": 3}
+    figures.store(FIGURES)
+    assert predicted(layout, row) is None
+    near = replace(FIGURES, kind="shm", latency=1e-6)
+    figures.store(near)
+    machine = replace(FIGURES.machine, cores=1)
+    topology = Topology(((0,), (1, 2)), near.link, FIGURES.link, machine)
+    assert predicted(layout, row) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
 
 
 def test_calls_and_sent_bytes_take_time() -> None:
@@ -154,7 +167,7 @@ def test_a_picture_shows_every_series() -> None:
         ({"ranks": 4, "nodes": 1, "link": "shm"}, "4 ranks, shared memory"),
         (
             {"ranks": 4, "nodes": 2, "link": "shm+websocket", "topology": "2x2"},
-            "nodes of 2x2 ranks",
+            "2 nodes of 2 ranks",
         ),
         ({"ranks": 2, "nodes": 2, "bandwidth": 1e9}, "2 ranks, WebSocket, 1 Gbit/s"),
         ({"ranks": 2, "nodes": 2, "delay": 0.05}, "2 ranks, WebSocket, round trip 50 ms"),
