@@ -24,7 +24,7 @@ def links(
     link: Annotated[
         str, typer.Option(help="Kinds to measure, separated by commas: websocket, shm.")
     ] = "websocket,shm",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
     from unisono.bench_run import run_ranks

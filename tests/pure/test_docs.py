@@ -112,6 +112,12 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert fragment in anchors(path), f"{document.name}: no heading for {target}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_document_holds_two_versions(document: Path) -> None:
+    """No document holds the marks that a merge leaves where two versions of it met."""
+    assert not re.findall(r"^(?:<{7} |>{7} ).*$", document.read_text(), re.MULTILINE)
+
+
 def anchors(path: Path) -> set[str]:
     """The fragments of a document's headings, as they are usually made."""
     headings = re.findall(r"^#+ +(.+?)\s*$", path.read_text(), flags=re.MULTILINE)
