@@ -28,17 +28,17 @@ _WIDTH, _LEFT, _RIGHT = 400, 64, 14
 _TOP, _HEIGHT, _STRIP = 62, 190, 64
 _GAP, _FOOT = 42, 30
 #: how each library's line is told apart, also by people who do not see all colours (Okabe and Ito)
-_MARKS = {"unisono": "circle", "gloo": "square", "mpi": "diamond"}
-_NAMES = {"unisono": "Unisono", "gloo": "gloo", "mpi": "MPICH"}
+_MARKS = {"unisono": "circle", "gloo": "square", "mpi": "diamond", "nccl": "diamond"}
+_NAMES = {"unisono": "Unisono", "gloo": "gloo", "mpi": "MPICH", "nccl": "NCCL"}
 _STYLE = """
 text{font:13px system-ui,sans-serif;fill:#24292f}.small{font-size:12px;fill:#57606a}
 .title{font-size:15px;font-weight:600}.end{text-anchor:end}.middle{text-anchor:middle}
 .paper{fill:#fff;stroke:#d0d7de}.grid{stroke:#e4e8ec}.even{stroke:#8c959f}
-.unisono{color:#0072b2}.gloo{color:#d55e00}.mpi{color:#008a63}
+.unisono{color:#0072b2}.gloo{color:#d55e00}.mpi,.nccl{color:#008a63}
 .line{fill:none;stroke:currentColor;stroke-width:2}.mark{fill:currentColor}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9da7b3}
 .paper{fill:#0d1117;stroke:#30363d}.grid{stroke:#21262d}.even{stroke:#6e7681}
-.unisono{color:#56b4e9}.gloo{color:#f0883e}.mpi{color:#3fcf9a}}
+.unisono{color:#56b4e9}.gloo{color:#f0883e}.mpi,.nccl{color:#3fcf9a}}
 """.replace("\n", "")
 
 
@@ -94,6 +94,8 @@ def title(row: dict[str, Any]) -> str:
         where += f", round trip {format_time(row['delay'])}"
     if row["empty"]:
         where += ", collective.empty"
+    if row["device"] == "cuda":
+        where += ", on CUDA"
     return f"{row['op'].replace('_', '-')}, {where}"
 
 
