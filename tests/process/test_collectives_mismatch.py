@@ -34,7 +34,7 @@ def _impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     less for those that read on."""
     if "default_stall" not in request.fixturenames:
         monkeypatch.setattr("collective.group._STALL", 0.2)
-    monkeypatch.setattr("collective.world.World.linger", 0.3)
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0.3")
 
 
 @pytest.fixture
