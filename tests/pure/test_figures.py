@@ -28,7 +28,8 @@ FIGURES = Figures("websocket", 40e-6, 1e9, 60e-6, 20e-6, 2e-10, 1e-10, 2, 0.2e-3
 ROW: dict[str, Any] = {
     "op": "all_reduce", "strategy": "ring", "setting": "auto", "ranks": 2, "link": "websocket",
     "bytes": 8, "seconds": 2e-4, "peers": {"gloo": {"seconds": 4e-4}}, "bandwidth": None,
-    "delay": None, "empty": False, "device": "cpu", "predicted_seconds": None, "topology": "flat", "nodes": 2,
+    "delay": None, "empty": False, "device": "cpu", "predicted_seconds": None,
+    "topology": "flat", "nodes": 2,
 }  # fmt: skip
 
 
