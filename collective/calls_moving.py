@@ -95,6 +95,9 @@ class MovingCalls(DeviceIssuing):
             )  # fmt: skip
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
         together = lie_together(Kind.ALL_GATHER, self.size, total)
+        if isinstance(schedule, Schedule) and not schedule.joins:
+            # slots that travel one by one need not be copied into a row
+            together = together and isinstance(outputs, torch.Tensor)
         slots = Slots(parts, outputs, together=together)
         fill(slots.views[self.rank], input)
         program = slots.program(schedule, self.rank)

@@ -169,9 +169,12 @@ class ReducingCalls(DeviceIssuing):
             )  # fmt: skip
         sizes = tuple(part.numel() for part in parts)
         wide = room_for(sum(sizes), output.dtype, widen=True)
-        runs = [wide[run.start : run.stop] for run in runs_of(sizes)]
-        for run, part in zip(runs, parts, strict=True):
-            fill(run, part)
+        runs = runs_of(sizes)
+        if isinstance(inputs, torch.Tensor):
+            fill(wide, inputs.view(-1))
+        else:
+            for run, part in zip(runs, parts, strict=True):
+                fill(wide[run.start : run.stop], part)
         short = is_widened(output.dtype) and prescale is None
         schedule, strategy = self._schedule(
             Kind.REDUCE_SCATTER, total, originals=short, reduction=(op, output.dtype)
@@ -180,7 +183,7 @@ class ReducingCalls(DeviceIssuing):
         program = in_a_row(schedule, self.rank, sizes, wide.itemsize)
         shape = common_shape(schedule, parts, output)
         scale(wide, prescale)
-        mine = runs[self.rank]
+        mine = wide[runs[self.rank].start : runs[self.rank].stop]
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:

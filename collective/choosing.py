@@ -112,6 +112,8 @@ def _spelled(kind: Kind, names: tuple[str, ...], ranks: int) -> list[Flat]:
     for name in names:
         if name == "tree":
             found += [Flat(name, arity) for arity in _ARITIES]
+        elif name == "binomial" and ranks < 3:
+            continue  # one message, as by any other
         elif ranks <= _MANY or name not in _SQUARE or len(names) == 1:
             strategy = parse(SPELLINGS[name])
             assert isinstance(strategy, Flat)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -183,18 +184,35 @@ def host_array(tensor: torch.Tensor) -> Array:
 
 def room_for(count: int, dtype: torch.dtype, *, widen: bool = False) -> Array:
     """Host memory for so many elements; float32 for sixteen-bit floats that are to be combined."""
-    return host_array(
-        torch.empty(count, dtype=torch.float32 if widen and dtype in _WIDENED else dtype)
-    )
+    return np.empty(count, _host_type(torch.float32 if widen and dtype in _WIDENED else dtype))
+
+
+@lru_cache(maxsize=64)
+def _host_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return host_array(torch.empty(0, dtype=dtype)).dtype
 
 
 def fill(array: Array, tensor: torch.Tensor) -> None:
     """Put the elements of `tensor` into memory that `room_for` made for them."""
-    target = torch.from_numpy(array)
-    if target.dtype != tensor.dtype and target.dtype is not torch.float32:
-        target = target.view(tensor.dtype)
     source = tensor.detach() if tensor.device.type == "cpu" else to_host(tensor)
-    target.view(tensor.shape).copy_(source)
+    _tensor_on(array, tensor).copy_(source)
+
+
+def pour(array: Array, tensor: torch.Tensor) -> None:
+    """Put what lies in memory that `room_for` made into `tensor`."""
+    values = _tensor_on(array, tensor)
+    if tensor.device.type == "cpu":
+        tensor.detach().copy_(values)
+    else:
+        to_device(values, tensor.detach())
+
+
+def _tensor_on(array: Array, tensor: torch.Tensor) -> torch.Tensor:
+    """The memory as a tensor of the type and shape of `tensor`; float32 stays what it is."""
+    flat = torch.from_numpy(array)
+    if flat.dtype != tensor.dtype and flat.dtype is not torch.float32:
+        flat = flat.view(tensor.dtype)
+    return flat.view(tensor.shape)
 
 
 class Buffer:

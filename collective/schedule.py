@@ -260,6 +260,11 @@ class Schedule:
         return self.chunks + self.scratch
 
     @cached_property
+    def joins(self) -> bool:
+        """Whether a move takes several slots, which may travel together."""
+        return any(move.read.count > 1 for step in self.steps for move in step)
+
+    @cached_property
     def _programs(self) -> tuple[tuple[tuple[int, Move], ...], ...]:
         programs: list[list[tuple[int, Move]]] = [[] for _ in range(self.ranks)]
         for number, step in enumerate(self.steps):

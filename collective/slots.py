@@ -9,7 +9,7 @@ import torch
 from collective.arguments import Tensors
 from collective.compiled import in_a_row, listed, runs_of
 from collective.program import Program
-from collective.reduction import Array, Buffer, fill, room_for
+from collective.reduction import Array, Buffer, fill, pour, room_for
 from collective.schedule import Schedule
 from collective.staged import StagedProgram
 from collective.strategies.handed import Staged
@@ -61,10 +61,8 @@ class Slots:
 
     def commit(self) -> None:
         """Write what lies here into the tensors."""
-        buffers = self._buffers
-        if not buffers:
-            buffers = [Buffer(part) for part in self._parts]
-            for view, buffer in zip(self.views, buffers, strict=True):
-                buffer.array[...] = view
-        for buffer in buffers:
+        for buffer in self._buffers:
             buffer.commit()
+        if not self._buffers:
+            for view, part in zip(self.views, self._parts, strict=True):
+                pour(view, part)
