@@ -17,8 +17,10 @@ pytestmark = pytest.mark.timeout(90)
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ForkedRanks]:
-    """Four processes without a group."""
-    made = ForkedRanks(4)
+    """Four processes without a group, which do not wait long for those that do not leave."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_LINGER_SECONDS", "0.3")
+        made = ForkedRanks(4)
     yield made
     assert made.run(jobs.leave, timeout=20) == [True] * 4
     made.close()
