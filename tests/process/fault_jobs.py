@@ -186,6 +186,17 @@ def disagree() -> Seen:
     return seen
 
 
+def reduce_within(seconds: float) -> Seen:
+    """An all-reduce of several segments that must be over after so many seconds."""
+    seen = Seen()
+    start = time.monotonic()
+    try:
+        group().all_reduce(torch.ones(500_000), timeout=seconds)
+    except CollectiveError as error:
+        _note(seen, error, start)
+    return seen
+
+
 def reduce_and_broadcast(count: int) -> tuple[int, list[str]]:
     """Sum and broadcast so many bytes: how far memory rose above the tensor, and what is wrong."""
     here = group()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import fault_jobs as jobs
 import pytest
 from faults_cluster import SOON, Cluster, check_survivors
@@ -72,3 +74,23 @@ def test_who_waits_for_a_tensor_hears_of_a_loss(cluster: Cluster, shared: bool) 
     found = cluster.ranks.collect([0, 1, 3], timeout=2 * SOON)
     assert check_survivors([found[0], found[1], None, found[2]], 2) == 3
     cluster.leave(2)
+
+
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_a_stopped_neighbour_is_named_at_the_deadline(cluster: Cluster, stopped: int) -> None:
+    """SIGSTOP of a rank that others reach through shared memory, or through sockets: on two levels
+    too all of them raise at the deadline, and say who does not answer."""
+    cluster.join("local=ring,between=tree:2")
+    process, others = cluster.ranks.processes[stopped], [r for r in range(4) if r != stopped]
+    process.send_signal(signal.SIGSTOP)
+    try:
+        found = cluster.ranks.outcomes(jobs.reduce_within, 1.5, ranks=others, timeout=2 * SOON)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    for outcome in found:
+        assert outcome is not None and not outcome.value.wrong, outcome
+        assert (outcome.value.kind, outcome.value.culprit) == ("DeadlineExceeded", stopped), found
+        assert f"rank {stopped} on node n{stopped // 2}" in outcome.value.text
+        assert "does not answer" in outcome.value.text
+        assert outcome.value.seconds < 1.5 + SOON
+    cluster.leave()
