@@ -12,14 +12,16 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import segments
 import torch
+from link_kinds import NOWHERE
 from resources import descriptors, highest_resident, resident, threads
 
 import collective
-from collective import compiled, transfer
+from collective import transfer
 from collective.errors import CollectiveError
 from collective.group import Group
 from collective.links.doorman import Doorman
@@ -31,7 +33,6 @@ from collective.rendezvous import assemble
 from collective.transfer import CollectiveOperation
 
 _group: Group | None = None
-_segment = compiled.SEGMENT
 _lent_from = transfer.LENT_FROM
 _lent = False
 
@@ -43,19 +44,18 @@ def group() -> Group:
 
 def join(
     where: list[str], epoch: int, strategy: str = "auto", shared: bool = True,
-    segment: int | None = None, lent: bool = False,
+    segment: int | None = None, lent: bool = False, way: str = "",
 ) -> None:  # fmt: skip
     """Make the group of an epoch; with a length of segments in bytes, of all ranks alike.
 
-    With `lent`, tensors are in shared memory, and are read there however small.
+    With `lent`, tensors are in shared memory, and are read there however small.  Links between
+    nodes are plain, or the `way` is "three connections" or "masked".
     """
     global _group, _lent
     _lent = lent
     transfer.LENT_FROM = 1 if lent else _lent_from
-    compiled.SEGMENT = segment or _segment
-    compiled._chunked_cached.cache_clear()
-    compiled._listed_cached.cache_clear()
-    compiled._row_cached.cache_clear()
+    segments.use(segment)
+    os.environ["UNISONO_CONNECTIONS"] = "3" if way == "three connections" else "1"
     rank = int(os.environ["RANK"])
     peers = []
     for number, text in enumerate(where):
@@ -66,6 +66,8 @@ def join(
     doorman = Doorman()
     ((host, port),) = peers[rank].addresses
     listener = Listener(admission, doorman, listen(host, port), rank)
+    if way == "masked":  # a rank cannot reach those behind it, which mask what they send it
+        peers[rank + 1 :] = [replace(peer, addresses=NOWHERE) for peer in peers[rank + 1 :]]
     _group = assemble(rank, peers, admission, doorman, listener, timeout=20, strategy=strategy)
 
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import segments
 import torch
 from drawn_calls import Call, calls, issue, nodes, strategies
 from hypothesis import given, settings
@@ -14,7 +15,6 @@ from link_kinds import KINDS
 from resources import resident
 from thread_ranks import Ranks, ThreadRanks
 
-from collective import compiled, message
 from collective.errors import Refused
 from collective.group import Group
 
@@ -26,17 +26,9 @@ SEGMENT = 4096
 def small_segments() -> Iterator[None]:
     """Short segments on all ranks of this process."""
 
-    def forget() -> None:
-        compiled._chunked_cached.cache_clear()
-        compiled._listed_cached.cache_clear()
-        compiled._row_cached.cache_clear()
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (compiled, message):
-            patch.setattr(module, "SEGMENT", SEGMENT)
-        forget()
-        yield
-    forget()
+    segments.use(SEGMENT)
+    yield
+    segments.use(None)
 
 
 @pytest.fixture(scope="module", params=KINDS)

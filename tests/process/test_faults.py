@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 
 import fault_jobs as jobs
@@ -11,37 +12,41 @@ from faults_cluster import SOON, Cluster, check_survivors
 pytestmark = pytest.mark.timeout(100)
 
 
-@pytest.mark.parametrize("link", ["sockets", "shared memory", "shared tensors"])
+STRATEGIES = {
+    "ring": ("ring", [2]),
+    "tree": ("tree:2", [0, 1, 3]),
+    "double_tree": ("double_tree", [1]),
+    "halving_doubling": ("halving_doubling", [3]),
+    "two levels": ("local=ring,between=tree:2", [0, 3]),
+    "gloo": ("local=ring,between=gloo", [0]),
+}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "victims"),
+    ("link", "name"),
     [
-        ("ring", [2]),
-        ("tree:2", [0, 1, 3]),
-        ("double_tree", [1]),
-        ("halving_doubling", [3]),
-        ("local=ring,between=tree:2", [0, 3]),
-        ("local=ring,between=gloo", [0]),
+        *itertools.product(["sockets", "shared memory", "shared tensors"], STRATEGIES),
+        ("three connections", "ring"),
+        ("masked", "ring"),
     ],
-    ids=["ring", "tree", "double_tree", "halving_doubling", "two levels", "gloo"],
 )
-def test_a_peer_is_killed_at_every_single_step(
-    cluster: Cluster, strategy: str, victims: list[int], link: str
-) -> None:
+def test_a_peer_is_killed_at_every_single_step(cluster: Cluster, name: str, link: str) -> None:
     """Whichever frame a rank dies in, all others raise with its name, or had the right sum."""
+    strategy, victims = STRATEGIES[name]
     elements = 64  # of 8 bytes: a ring has two segments per chunk, a tree two in all
     segment = 64 if strategy == "ring" else 256
-    shared, lent = link != "sockets", link == "shared tensors"
+    how = {"shared": link.startswith("shared"), "lent": link == "shared tensors", "way": link}
     cases = 0
     for victim in victims:
         for event in ("sent", "received"):
-            cluster.join(strategy, shared=shared, segment=segment, lent=lent)
+            cluster.join(strategy, segment=segment, **how)
             counted = cluster.ranks.run(jobs.reduce_and_meet, victim, event, None, elements)
             assert all(seen.right == 2 and not seen.wrong for seen in counted), counted
             frames = counted[victim].frames
             assert frames >= 2
             cluster.leave()
             for at in range(1, frames + 1):
-                cluster.join(strategy, shared=shared, segment=segment, lent=lent)
+                cluster.join(strategy, segment=segment, **how)
                 found = cluster.ranks.outcomes(
                     jobs.reduce_and_meet, victim, event, at, elements, timeout=2 * SOON
                 )

@@ -29,7 +29,9 @@ ROOM = 32 << 20
 def epoch(cluster: Cluster, own: random.Random) -> None:
     """Form a group, run random operations in which a rank may die, and leave it."""
     strategy = own.choice(STRATEGIES)
-    cluster.join(strategy, shared=own.random() < 0.7, lent=own.random() < 0.5)
+    shared, lent = own.random() < 0.7, own.random() < 0.5
+    way = own.choice(["", "", "three connections", "masked"])
+    cluster.join(strategy, shared=shared, lent=lent, way=way)
     victim = own.choice([None, 1, 2, 3, 1, 2, 3])
     found = cluster.ranks.outcomes(
         jobs.random_operations, own.randrange(1 << 30), ROUNDS, victim, timeout=40
