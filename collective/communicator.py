@@ -242,6 +242,8 @@ class Communicator:
                 if peer in self.left:
                     return
                 raise LinkLost(peer, str(end)) from None
+            except ProtocolError as error:
+                raise diagnosis.nonsense(self, peer, error) from None
             if not frames:
                 return
             for header, body in frames:

@@ -18,6 +18,7 @@ from collective.errors import (
     Mismatch,
     OperationAborted,
     PeerLost,
+    ProtocolError,
 )
 from collective.operation import Operation, again
 
@@ -91,6 +92,17 @@ def absent(here: Communicator, peer: int) -> BaseException:
         rank=peer,
         node=here.nodes[peer],
         operation="recv",
+    )
+
+
+def nonsense(here: Communicator, peer: int, error: ProtocolError) -> ProtocolError:
+    """What `peer` sent cannot be understood; a link does not know whose it is."""
+    if error.rank is not None:
+        return error
+    return ProtocolError(
+        f"{here.label(peer)} sent what this rank does not understand: {error}",
+        rank=peer,
+        node=here.nodes[peer],
     )
 
 

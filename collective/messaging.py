@@ -12,7 +12,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from collective import diagnosis
-from collective.diagnosis import POISONED
 from collective.errors import (
     CollectiveError,
     DeadlineExceeded,
@@ -195,7 +194,7 @@ class Messaging:
             raise Mismatch(
                 f"{communicator.label(communicator.rank)} sends {own['count']} × {own['dtype']}, "
                 f"but {communicator.label(message.peer)} receives {want['count']} × "
-                f"{want['dtype']} (tag {message.tag}); {POISONED}",
+                f"{want['dtype']} (tag {message.tag}); {diagnosis.POISONED}",
                 rank=message.peer,
                 node=communicator.nodes[message.peer],
                 operation="send",
@@ -222,6 +221,8 @@ class Messaging:
                 except EndOfLink as end:
                     if any(message.peer == peer for message in self._receives.values()):
                         raise LinkLost(peer, str(end)) from None
+                except ProtocolError as error:
+                    raise diagnosis.nonsense(self._communicator, peer, error) from None
         return moved
 
     def _send_to(self, peer: int, outlet: Outlet) -> bool:

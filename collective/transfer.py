@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from collective import diagnosis
 from collective.descriptor import Descriptor
 from collective.errors import ProtocolError
 from collective.lanes import HomeLane, InLane, OutLane
@@ -106,6 +107,8 @@ class CollectiveOperation(Operation):
                     moved |= self._receive(lane)
                 except EndOfLink as end:
                     raise LinkLost(lane.peer, str(end)) from None
+                except ProtocolError as error:
+                    raise diagnosis.nonsense(self.communicator, lane.peer, error) from None
         if self._home is not None:
             moved |= self._stay(self._home)
         for out in self._out:

@@ -112,6 +112,8 @@ class Injector:
 
     def _sending(self, link: Outlet, head: bytes, payload: memoryview | None) -> None:
         if self.count + 1 == self._at and type(link) is Outlet:
+            if link._masker is not None:
+                head, payload = link._masker.frame(head, payload)
             with suppress(OSError):  # full, or its peer is gone: then none of the frame leaves
                 link.endpoint.send([head, (payload or memoryview(b""))[: len(payload or b"") // 2]])
         self._count()
@@ -183,6 +185,20 @@ def disagree() -> Seen:
     start = time.monotonic()
     try:
         group().barrier() if group().rank == 0 else group().all_reduce(torch.ones(5))
+    except CollectiveError as error:
+        _note(seen, error, start)
+    return seen
+
+
+def send_rubbish(culprit: int) -> Seen:
+    """The culprit sends rank 0 what is no frame; then all meet."""
+    seen = Seen()
+    start = time.monotonic()
+    if group().rank == culprit:
+        assert group()._communicator is not None
+        group()._communicator.outlets[0].endpoint.send([b"\x82\x05hello"])  # type: ignore[union-attr]
+    try:
+        group().barrier()
     except CollectiveError as error:
         _note(seen, error, start)
     return seen

@@ -99,3 +99,12 @@ def test_a_stopped_neighbour_is_named_at_the_deadline(cluster: Cluster, stopped:
         assert "does not answer" in outcome.value.text
         assert outcome.value.seconds < 1.5 + SOON
     cluster.leave()
+
+
+def test_who_sends_rubbish_is_named(cluster: Cluster) -> None:
+    """Bytes that are no frame end the group on all ranks, with the name of who sent them."""
+    cluster.join("centralized", shared=False)
+    for seen in cluster.ranks.run(jobs.send_rubbish, 2, timeout=2 * SOON):
+        assert (seen.kind, seen.culprit, seen.wrong) == ("ProtocolError", 2, [])
+        assert "rank 2 on node n1 sent what" in seen.text
+    cluster.leave()
