@@ -85,7 +85,7 @@ def test_two_jobs_share_two_nodes_and_no_link(cluster: Cluster) -> None:
     script.write_text(SUMS)
     jobs = {
         value: cluster.api.start(
-            script=str(script), args=[value, hold], nodes=2, ranks_per_node=1, strategy=strategy
+            script=str(script), args=[value, hold], on={"w1": 1, "w2": 1}, strategy=strategy
         )
         for value, hold, strategy in (("1", "24", own), ("7", "0", "local=ring,between=gloo"))
     }
