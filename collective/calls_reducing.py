@@ -28,6 +28,9 @@ from collective.schedule import Kind
 from collective.strategies import ORIGINALS
 from collective.work import Work
 
+#: bytes of an element in a sum of sixteen-bit floats: by these, segments are cut
+SUMMED = 4
+
 
 class ReducingCalls(DeviceIssuing):
     """All-reduce, reduce and reduce-scatter."""
@@ -67,24 +70,25 @@ class ReducingCalls(DeviceIssuing):
                 tensor.nbytes, async_op, timeout, dtype=tensor.dtype, shape=tuple(tensor.shape),
                 reduction=op.value, prescale=prescale,
             )  # fmt: skip
-        buffer = Buffer(tensor, widen=True)
-        array, undo = buffer.array, buffer.undo()
         short = is_widened(tensor.dtype) and prescale is None
         schedule, strategy = self._schedule(
             Kind.ALL_REDUCE, tensor.nbytes, originals=short, reduction=(op, tensor.dtype)
         )
-        program = chunked(schedule, self.rank, array.size, array.itemsize)
-        count = self.size if op is ReduceOp.MEAN else 1
-        narrow = Narrow(tensor.dtype, count) if short and strategy in ORIGINALS else None
+        short = short and strategy in ORIGINALS
+        buffer = Buffer(tensor, widen=not short)
+        array, undo = buffer.array, buffer.undo()
+        program = chunked(schedule, self.rank, array.size, SUMMED if short else array.itemsize)
+        narrow = None
+        if short and isinstance(program, Program):
+            (own,) = owned(program)
+            narrow = Narrow(array, tensor.dtype, own, self.size if op is ReduceOp.MEAN else 1)
         scale(array, prescale)
 
         def epilogue() -> None:
-            if op is ReduceOp.MEAN:
-                runs = [(0, array.size)]
-                if narrow is not None and isinstance(program, Program):
-                    runs = owned(program)
-                for start, stop in runs:
-                    divide(array[start:stop], self.size)
+            if narrow is not None:
+                narrow.finish_all()
+            elif op is ReduceOp.MEAN:
+                divide(array, self.size)
             buffer.commit()
 
         return self._issue(
@@ -167,23 +171,25 @@ class ReducingCalls(DeviceIssuing):
                 Kind.REDUCE_SCATTER, line, output, total, async_op, timeout, dtype=output.dtype,
                 shape=equal_shape(parts, output), reduction=op.value, prescale=prescale,
             )  # fmt: skip
-        sizes = tuple(part.numel() for part in parts)
-        wide = room_for(sum(sizes), output.dtype, widen=True)
-        runs = runs_of(sizes)
-        if isinstance(inputs, torch.Tensor):
-            fill(wide, inputs.view(-1))
-        else:
-            for run, part in zip(runs, parts, strict=True):
-                fill(wide[run.start : run.stop], part)
         short = is_widened(output.dtype) and prescale is None
         schedule, strategy = self._schedule(
             Kind.REDUCE_SCATTER, total, originals=short, reduction=(op, output.dtype)
         )
-        narrow = Narrow(output.dtype, 1) if short and strategy in ORIGINALS else None
-        program = in_a_row(schedule, self.rank, sizes, wide.itemsize)
+        short = short and strategy in ORIGINALS
+        sizes = tuple(part.numel() for part in parts)
+        row = room_for(sum(sizes), output.dtype, widen=not short)
+        runs = runs_of(sizes)
+        if isinstance(inputs, torch.Tensor):
+            fill(row, inputs.view(-1))
+        else:
+            for run, part in zip(runs, parts, strict=True):
+                fill(row[run.start : run.stop], part)
+        program = in_a_row(schedule, self.rank, sizes, SUMMED if short else row.itemsize)
         shape = common_shape(schedule, parts, output)
-        scale(wide, prescale)
-        mine = wide[runs[self.rank].start : runs[self.rank].stop]
+        scale(row, prescale)
+        own = runs[self.rank]
+        narrow = Narrow(row, output.dtype, (own.start, own.stop), 1) if short else None
+        mine = row[own.start : own.stop] if narrow is None else narrow.wide
 
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
@@ -191,7 +197,7 @@ class ReducingCalls(DeviceIssuing):
             _store(output, mine)
 
         return self._issue(
-            Kind.REDUCE_SCATTER, strategy, program, (wide,), output, total, async_op, timeout,
+            Kind.REDUCE_SCATTER, strategy, program, (row,), output, total, async_op, timeout,
             dtype=output.dtype, shape=shape, reduction=op.value, prescale=prescale,
             fold=fold_of(op, output.dtype), narrow=narrow, epilogue=epilogue,
         )  # fmt: skip

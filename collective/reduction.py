@@ -283,29 +283,55 @@ def divide(array: Array, count: int) -> None:
 
 
 class Narrow:
-    """Sixteen-bit floats on the wire, float32 in the fold.
+    """Sixteen-bit floats where they lie, and in float32 what this rank sums of them.
 
     For schedules in which no partial sum travels (`collective.strategies.ORIGINALS`): what is sent
-    is either a rank's original, which float32 holds exactly, or a final result, which is divided
-    and cast here as its owner does at the end.  So half the bytes travel, and every rank gets
-    the same ones.
+    is either a rank's original or a final result, which its owner divides and casts once.  So
+    half the bytes travel, only sums are widened, and every rank gets the same bytes.
     """
 
-    def __init__(self, dtype: torch.dtype, divisor: int) -> None:
-        """Send as `dtype`; results are divided by `divisor` first."""
+    def __init__(self, values: Array, dtype: torch.dtype, run: tuple[int, int], divisor: int):
+        """Sum the elements [start, stop) of `values`.
+
+        Args:
+            values: of all ranks' parts, as `host_array` gives them.
+            dtype: of the values.
+            run: what this rank sums.
+            divisor: of the results.
+        """
         self._dtype = dtype
         self._divisor = divisor
+        self._start = run[0]
+        self._values = torch.from_numpy(values).view(dtype)
+        #: the sums of the run
+        self.wide: Array = self._values[run[0] : run[1]].to(torch.float32).numpy()
+        self._finished: set[tuple[int, int]] = set()
 
-    def pack(self, values: Array, final: bool) -> memoryview:
-        """The bytes to send for a run of float32 values."""
-        if final and self._divisor != 1:
+    def sums(self, start: int, stop: int) -> Array:
+        """Where the elements [start, stop) are summed."""
+        return self.wide[start - self._start : stop - self._start]
+
+    def finish(self, start: int, stop: int) -> None:
+        """Put results, whose sums are complete, in the place of this rank's originals."""
+        if (start, stop) not in self._finished:
+            self._finished.add((start, stop))
+            self._write(start, stop)
+
+    def finish_all(self) -> None:
+        """Put all results in place that `finish` has not."""
+        if sum(stop - start for start, stop in self._finished) < self.wide.size:
+            self._write(self._start, self._start + self.wide.size)
+
+    def _write(self, start: int, stop: int) -> None:
+        values = self.sums(start, stop)
+        if self._divisor != 1:
             values = values / np.float32(self._divisor)
-        narrow = torch.from_numpy(values).to(self._dtype).view(torch.uint8)
-        data: Array = narrow.numpy()
-        return data.data
+        self._values[start:stop] = torch.from_numpy(values)
 
     def unpack(self, data: Array) -> Array:
         """The float32 values of received bytes."""
+        if not data.flags.writeable:
+            data = data.copy()  # torch takes no memory that it could not write, such as a peer's
         return torch.from_numpy(data).view(self._dtype).to(torch.float32).numpy()
 
 

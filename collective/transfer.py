@@ -43,7 +43,8 @@ class CollectiveOperation(Operation):
         super().__init__(communicator, descriptor, timeout)
         self._program = program
         if program.scratch is not None:
-            buffers = [*buffers, np.empty(program.scratch, dtype=buffers[0].dtype)]
+            kind = buffers[0].dtype if narrow is None else np.float32
+            buffers = [*buffers, np.empty(program.scratch, dtype=kind)]
         self._arrays = buffers
         self._views = [array.data.cast("B") if array.size else memoryview(b"") for array in buffers]
         #: bytes of an element on the wire
@@ -52,7 +53,7 @@ class CollectiveOperation(Operation):
         self._memory = arena.own()
         #: by buffer: where it lies in the memory that this node's ranks share, if it does
         self._shared: list[int | None] = [None] * len(buffers)
-        if self._memory is not None and narrow is None:
+        if self._memory is not None:
             self._shared = [self._memory.find(array) for array in buffers]
         self._fold = fold
         self._left = [0] * len(program.sends)
@@ -150,14 +151,11 @@ class CollectiveOperation(Operation):
                 if stop > start:
                     width = self._itemsizes[part.buffer]
                     size = (stop - start) * width
+                    if self._narrow is not None and part.after:
+                        self._narrow.finish(start, stop)
                     place = self._lendable(lane, part, start * width, size)
-                    if place is not None:
-                        pass  # the peer reads it where it lies
-                    elif self._narrow is None:
+                    if place is None:
                         payload = self._views[part.buffer][start * width : stop * width]
-                    else:
-                        values = self._arrays[part.buffer][start:stop]
-                        payload = self._narrow.pack(values, final=bool(part.after))
                 first = lane.place == 0 and lane.segment == 0
                 head = frame_head(
                     FrameKind.DATA,
@@ -242,8 +240,7 @@ class CollectiveOperation(Operation):
                 return moved
             start, stop = source.segments[segment]
             values = self._arrays[source.buffer][start:stop]
-            start, stop = target.segments[segment]
-            place = self._arrays[target.buffer][start:stop]
+            place = self._place(target, *target.segments[segment])
             if target.fold:
                 assert self._fold is not None
                 self._fold(place, values, place)
@@ -292,7 +289,7 @@ class CollectiveOperation(Operation):
                 else:
                     width = self._itemsizes[part.buffer]
                     may_land = self._may_land(part, lane.segment)
-                    lane.direct = may_land and not part.fold and self._narrow is None
+                    lane.direct = may_land and not part.fold and not self._widens(part)
                     if may_land and part.fold and self._fold_in_place(lane, part, start, stop):
                         lane.direct = True
                         lane.view = memoryview(b"")
@@ -310,11 +307,9 @@ class CollectiveOperation(Operation):
                 if not self._may_land(part, lane.segment):
                     return moved
                 assert lane.room is not None
-                array = self._arrays[part.buffer]
-                target = array[start:stop]
-                data = lane.room[: (stop - start) * self._itemsizes[part.buffer]]
-                source = (
-                    data.view(array.dtype) if self._narrow is None else self._narrow.unpack(data)
+                target = self._place(part, start, stop)
+                source = self._values(
+                    part, lane.room[: (stop - start) * self._itemsizes[part.buffer]]
                 )
                 if part.fold:
                     assert self._fold is not None
@@ -341,13 +336,26 @@ class CollectiveOperation(Operation):
         payload = lane.link.whole()
         if payload is None:
             return False
-        array = self._arrays[part.buffer]
-        target = array[start:stop]
         assert self._fold is not None
-        data = np.frombuffer(payload, dtype=np.uint8)
-        source = data.view(array.dtype) if self._narrow is None else self._narrow.unpack(data)
-        self._fold(target, source, target)
+        target = self._place(part, start, stop)
+        self._fold(target, self._values(part, np.frombuffer(payload, dtype=np.uint8)), target)
         return lane.link.drop()
+
+    def _widens(self, part: Part) -> bool:
+        """Whether sixteen-bit floats are summed here, or scratch for sums is filled."""
+        return self._narrow is not None and (part.fold or part.buffer > 0)
+
+    def _place(self, part: Part, start: int, stop: int) -> Array:
+        """Where the elements [start, stop) of a receive land, or are folded into."""
+        if self._narrow is not None and part.fold and not part.buffer:
+            return self._narrow.sums(start, stop)
+        return self._arrays[part.buffer][start:stop]
+
+    def _values(self, part: Part, data: Array) -> Array:
+        """Received bytes as what lands."""
+        if self._narrow is not None and self._widens(part):
+            return self._narrow.unpack(data)
+        return data.view(self._arrays[part.buffer].dtype)
 
     def _check(self, lane: InLane, header: Header, start: int, stop: int) -> None:
         if not lane.heard:

@@ -45,7 +45,10 @@ def test_ordinary_tensors_mix_with_shared_ones(four_ranks: RankPool, places: str
 )  # fmt: skip
 def test_every_kind_of_element(four_ranks: RankPool, dtype: torch.dtype, op: str) -> None:
     """Sums, means and maxima of each dtype are those of float64, cast once."""
-    four_ranks.run(jobs.all_reduces, "auto", "svso", dtype, op)
+    *copied, ordinary = four_ranks.run(jobs.all_reduces, "auto", "svso", dtype, op)
+    assert ordinary > LITTLE
+    if dtype.itemsize > 1:  # else a chunk is smaller than what is lent
+        assert max(copied) < LITTLE
 
 
 @pytest.mark.parametrize("places", ["ssss", "vovs"])
