@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 
+from collective.arguments import overlap
 from collective.communicator import Communicator
 from collective.descriptor import Descriptor
 from collective.device_exchange import SLOT, Exchange
@@ -49,11 +50,11 @@ class Pipeline:
         self._steps = steps
         self._tensors = tensors
         self._results = results
-        exchange.begin(tensors)
+        self._behind = exchange.begin(tensors)
 
     def turn(self, number: int) -> None:
         """Put the work of a turn on the device."""
-        with self.exchange.turn(number):
+        with self.exchange.turn(number, self._behind):
             for delay, step in enumerate(self._steps):
                 if 0 <= number - delay < self._pieces:
                     step(number - delay)
@@ -81,7 +82,9 @@ class DeviceOperation(CollectiveOperation):
         self._taken = 0
 
     def _may_leave(self, part: Part, segment: int) -> bool:
-        if not super()._may_leave(part, segment):
+        # tokens come in order: with the last of each peer, all have come
+        last = part.after_all[1 - self.communicator.size :]
+        if not all(self._landed[index] for index in last):
             return False
         if part.step == self._taken:
             self._line.turn(self._taken)
@@ -111,6 +114,11 @@ def _back(
     """Pairs for `Pipeline`: what must be copied back."""
     pairs = zip(flats, tensors, strict=True)
     return [(one, other.detach()) for one, other in pairs if one.data_ptr() != other.data_ptr()]
+
+
+def _elsewhere(tensors: Sequence[torch.Tensor], one: torch.Tensor) -> list[torch.Tensor]:
+    """Those that do not begin where `one` does: of such a one each piece is read, then written."""
+    return [tensor for tensor in tensors if tensor.data_ptr() != one.data_ptr()]
 
 
 def _cuts(numel: int, dtype: torch.dtype, share: int = 1) -> list[slice]:
@@ -172,6 +180,8 @@ def all_gather(
     exchange: Exchange, outputs: Sequence[torch.Tensor], tensor: torch.Tensor
 ) -> Pipeline:
     """Each fills its slot with its own, and copies those of all."""
+    if overlap([tensor], _elsewhere(outputs, tensor)):
+        tensor = tensor.clone()  # what comes in would be sent on
     source = _flat(tensor)
     flats = [_flat(output) for output in outputs]
     cuts = _cuts(max(flat.numel() for flat in flats), source.dtype)
@@ -197,6 +207,8 @@ def reduce_scatter(
     factor: float | None,
 ) -> Pipeline:
     """Each fills its slot with a bit of every part, and folds its own part of all slots."""
+    if overlap([output], _elsewhere(inputs, output)):
+        inputs = [part.clone() for part in inputs]  # results would be summed again
     flats = [_flat(part) for part in inputs]
     target = _flat(output)
     dtype, size = target.dtype, exchange.size

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,13 +32,24 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
         return stream
 
 
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on a stream of any device.
+
+    `torch.cuda.stream` alone would make a CUDA context on the device of this thread, which is the
+    first one in a thread that has chosen none.
+    """
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy on the CPU, of the same shape and dtype; complete when this returns."""
     source = tensor.detach().resolve_conj().resolve_neg().contiguous()
     room = _host_room(source)
     stream = side_stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
-    with torch.cuda.stream(stream):
+    with on_stream(stream):
         room.copy_(source, non_blocking=True)
         stream.record_event().synchronize()
     return room
@@ -49,7 +61,7 @@ def to_device(values: torch.Tensor, target: torch.Tensor) -> None:
         room = _host_room(target)
         values = room.copy_(values)
     stream = side_stream(target.device)
-    with torch.cuda.stream(stream):
+    with on_stream(stream):
         target.copy_(values, non_blocking=True)
     target.record_stream(stream)
 

@@ -18,9 +18,13 @@ from dataclasses import dataclass
 
 import torch
 
+from collective.device_copies import on_stream
+
 #: a stage is so many slots of so many bytes: what three steps of a pipeline have in hand
 SLOTS = 3
 SLOT = 8 << 20
+#: seconds that who leaves waits for what its peers still read
+_LINGER = 2.0
 
 
 @dataclass(frozen=True)
@@ -67,18 +71,26 @@ class Exchange:
         start = piece % SLOTS * SLOT
         return self._stages[rank].memory[start : start + SLOT].view(dtype)
 
-    def begin(self, tensors: list[torch.Tensor]) -> None:
-        """Before the first turn, in the thread of the call: follow what is written to tensors."""
+    def begin(self, tensors: list[torch.Tensor]) -> list[torch.cuda.Event]:
+        """In the thread of the call: what the first turn must come behind.
+
+        It is not waited for here: operations that are under way would wait too.
+        """
         if self.stream is None:
-            return
-        for device in {tensor.device for tensor in tensors}:
-            self.stream.wait_stream(torch.cuda.current_stream(device))
+            return []
         for tensor in tensors:
             tensor.record_stream(self.stream)
+        devices = {tensor.device for tensor in tensors}
+        return [torch.cuda.current_stream(device).record_event() for device in devices]
 
     @contextmanager
-    def turn(self, number: int) -> Iterator[None]:
-        """What is done inside comes behind all that the peers' tokens have told of."""
+    def turn(self, number: int, behind: list[torch.cuda.Event]) -> Iterator[None]:
+        """What is done inside comes behind all that the peers' tokens have told of.
+
+        Args:
+            number: of the turn in its operation.
+            behind: what `begin` gave; the first turn comes behind it.
+        """
         for rank in range(self.size) if number else ():
             if rank not in self._stages:
                 self._know(rank, self._find(rank))
@@ -88,7 +100,9 @@ class Exchange:
         own = self._stages[self.rank].event
         assert own is not None
         self.follow()
-        with torch.cuda.stream(self.stream):
+        for event in behind if number == 0 else ():
+            self.stream.wait_event(event)
+        with on_stream(self.stream):
             yield
             own.record(self.stream)
 
@@ -106,13 +120,21 @@ class Exchange:
             for device in {tensor.device for tensor in tensors}:
                 torch.cuda.current_stream(device).wait_event(event)
 
-    def finish(self) -> None:
-        """Return when no peer reads this rank's stage any more; all must have taken their turns."""
+    def finish(self) -> bool:
+        """Whether no peer reads this rank's stage any more; all must have taken their turns.
+
+        False where that cannot be waited for: a peer may be gone before its device was done.
+        """
         event = self._stages[self.rank].event
-        if event is not None and self.stream is not None:
-            self.follow()
-            event.record(self.stream)
-            event.synchronize()
+        if event is None or self.stream is None:
+            return True
+        self.follow()
+        event.record(self.stream)
+        # CUDA has no wait with a time limit
+        end = threading.Thread(target=event.synchronize, name="unisono-finish", daemon=True)
+        end.start()
+        end.join(_LINGER)
+        return not end.is_alive()
 
 
 class Meeting(ABC):

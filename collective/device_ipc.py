@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from collective import device_kernel
 from collective.arguments import Tensors
@@ -72,12 +73,8 @@ class _Meeting(Meeting):
         self._keys = keys
 
     def close(self, *, healthy: bool) -> None:
-        event = self._own.stage.event
-        assert event is not None
-        if healthy:
-            self.exchange.finish()
-        # what waits for a process that is gone never ends: its stages are left as they are
-        if event.query():  # type: ignore[no-untyped-call]
+        # else a peer may still read, or work wait for one that is gone: stages are left as they are
+        if healthy and self.exchange.finish():
             _close(self._keys)
             _give_back(self._own)
 
@@ -186,13 +183,14 @@ def _close(keys: list[_Key]) -> None:
             theirs.users -= 1
             if not theirs.users:
                 del _theirs[key]
-                with cupy.cuda.Device(key[2].index):
+                with torch.cuda.device(key[2]), cupy.cuda.Device(key[2].index):
                     cupy.cuda.runtime.ipcCloseMemHandle(theirs.pointer)
 
 
 def _as_tensor(cupy: Any, pointer: int, device: torch.device) -> torch.Tensor:
-    """A stage's memory as torch sees it; nobody frees it."""
+    """A stage's memory as torch sees it, on the device that reads it; nobody frees it."""
     size = SLOTS * SLOT
     memory = cupy.cuda.UnownedMemory(pointer, size, None, device.index)
     array = cupy.ndarray((size,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))
-    return torch.as_tensor(array)
+    # `torch.as_tensor` would make a copy, on the CPU or on the device where the memory lies
+    return from_dlpack(array)

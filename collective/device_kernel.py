@@ -129,11 +129,12 @@ def source(op: ReduceOp, dtype: torch.dtype, count: int, *, scaled: bool) -> str
 
 @lru_cache(maxsize=1)
 def cupy() -> Any:
-    """CuPy, or None where the extra `cuda` is not installed or finds no device."""
+    """CuPy, or None where the extra `cuda` is not installed, or finds no device or compiler."""
     try:
         import cupy as found
 
         found.cuda.runtime.getDeviceCount()
+        found.cuda.nvrtc.getVersion()  # which compiles the kernels
     except Exception:  # noqa: BLE001 — a broken CUDA installation raises many things
         return None
     return found

@@ -11,13 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from collective import timing_observer
+from collective.device_copies import on_stream
 from collective.errors import DeadlineExceeded
 from collective.work import Work
 
@@ -48,6 +51,12 @@ def future_on(tensors: Sequence[torch.Tensor]) -> Future:
         if tensor.is_cuda and tensor.device not in devices:
             devices.append(tensor.device)
     return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
+
+
+@lru_cache
+def _future_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where futures wait for results: the program's own streams go on meanwhile."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _called_by_engine() -> bool:
@@ -156,24 +165,32 @@ class TorchWork(dist.Work):
         left = len(self._works)
         lock = threading.Lock()
 
+        def complete() -> None:
+            # the future notes what the current streams have in hand: who waits, waits for that
+            with ExitStack() as streams:
+                for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+                    streams.enter_context(on_stream(_future_stream(device)))
+                for work in self._works:
+                    work.settle()
+                base.set_result(tensors)
+
         if self.is_completed():
-            for work in self._works:
-                work.settle()
-            base.set_result(tensors)
+            complete()
             return handed_out
 
-        def one_done(_: Work) -> None:
+        def one_done() -> None:
             nonlocal left
             with lock:
                 left -= 1
                 last = left == 0
             if last:
-                for work in self._works:
-                    work.settle()
-                base.set_result(tensors)
+                complete()
 
         for work in self._works:
-            work.add_done_callback(one_done)
+            if work.operation is None:
+                one_done()
+            else:
+                work.operation.on_finish(one_done)
         return handed_out
 
 

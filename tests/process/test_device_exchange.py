@@ -142,6 +142,28 @@ def test_other_operations_and_layouts(ranks: ThreadRanks) -> None:
     ranks.run(call)
 
 
+def test_results_may_lie_on_the_input(ranks: ThreadRanks) -> None:
+    """In its own part, as programs do, or shifted, where a piece is written before it is read."""
+
+    def call(group: Group) -> None:
+        count = 5000
+        for shift in (0, 700, count + 1500):
+            whole = values(group.rank, N * count, torch.float64)
+            want = sum(values(rank, N * count, torch.float64) for rank in range(N))
+            start = (group.rank * count + shift) % ((N - 1) * count + 1)
+            output = whole[start : start + count]
+            group.reduce_scatter(output, whole)
+            assert torch.equal(output, want[group.rank * count :][:count])
+            outputs = torch.zeros(N * count, dtype=torch.float64)
+            own = outputs[start : start + count]
+            own.copy_(values(group.rank, count, torch.float64))
+            group.all_gather(outputs, own)
+            each = [values(rank, count, torch.float64) for rank in range(N)]
+            assert torch.equal(outputs, torch.cat(each))
+
+    ranks.run(call)
+
+
 def test_operations_in_a_row_and_in_subgroups(ranks: ThreadRanks) -> None:
     """Many asynchronous ones follow each other through the same slots, beside a subgroup's."""
 
@@ -174,6 +196,24 @@ def test_a_refused_call_leaves_the_others_and_their_tensors(ranks: ThreadRanks) 
         assert tensor.eq(N).all()
 
     ranks.run(call)
+
+
+def test_a_rank_with_a_tensor_on_the_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the others' are on devices: an error on all, and no tensor is changed."""
+
+    def none_on_rank_1(group: Any, tensors: Sequence[torch.Tensor], nbytes: int) -> Exchange | None:
+        return None if group.rank == 1 else _exchange(group, tensors, nbytes)
+
+    monkeypatch.setattr(DeviceIssuing, "_exchange", none_on_rank_1)
+
+    def call(group: Group) -> None:
+        tensor = torch.ones(3000)
+        with pytest.raises(Mismatch, match=r"device"):
+            group.all_reduce(tensor)
+        assert tensor.eq(1).all()
+
+    with ThreadRanks(3) as made:
+        made.run(call)
 
 
 def test_ranks_that_call_something_else_are_named() -> None:
