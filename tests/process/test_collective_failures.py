@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import native_jobs as jobs
 import pytest
+from forked_ranks import ForkedRanks
 from ranks import Outcome, RankPool
 from thread_ranks import addresses
 from waiting import eventually
@@ -18,21 +19,32 @@ SOON = 5.0
 
 
 @pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """Three rank processes, which are replaced for each test."""
+    with ForkedRanks(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def healthy() -> Iterator[RankPool]:
     """Three processes in one group, for tests that leave it usable."""
-    with RankPool(3) as pool:
-        pool.run(jobs.join, addresses(3), 20.0)
-        yield pool
-        assert pool.run(jobs.leave) == [True] * 3
+    with ForkedRanks(3) as made:
+        made.run(jobs.join, addresses(3), 20.0)
+        yield made
+        assert made.run(jobs.leave) == [True] * 3
 
 
 @pytest.fixture
-def pool() -> Iterator[RankPool]:
+def pool(forked: ForkedRanks) -> Iterator[RankPool]:
     """Three fresh processes in one group."""
-    with RankPool(3) as pool:
-        pool.run(jobs.join, addresses(3), 20.0)
-        yield pool
-        for process in pool.processes:
+    for rank, process in enumerate(forked.processes):
+        if process.poll() is None:
+            process.kill()
+        forked.revive(rank)
+    forked.run(jobs.join, addresses(3), 20.0)
+    yield forked
+    for process in forked.processes:
+        if process.poll() is None:
             process.send_signal(signal.SIGCONT)
 
 

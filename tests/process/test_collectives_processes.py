@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import native_jobs as jobs
 import pytest
 import torch
+from forked_ranks import ForkedRanks
 from ranks import RankPool
 from thread_ranks import addresses
 
@@ -16,7 +17,7 @@ STRATEGIES = ["auto", "ring", "tree:2", "tree:3", "centralized"]
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Four processes in one group; afterwards nothing of it is left in any of them."""
-    with RankPool(4, {"UNISONO_STRATEGY": "auto"}) as pool:
+    with ForkedRanks(4) as pool:
         pool.run(jobs.join, addresses(4))
         yield pool
         assert pool.run(jobs.leave) == [True] * 4

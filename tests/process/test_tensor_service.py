@@ -21,6 +21,7 @@ import pytest
 import tensor_jobs as jobs
 import torch
 import websockets.sync.client
+from forked_ranks import ForkedRanks
 from job_lab import JobLab
 from ranks import Outcome, RankPool
 from resources import descriptors, threads
@@ -57,8 +58,11 @@ def close_all(groups: list[Group]) -> None:
 
 
 @pytest.fixture(params=["memory", "socket"])
-def groups(request: pytest.FixtureRequest) -> Iterator[list[Group]]:
+def groups(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Group]]:
     """Three ranks in this process; nothing of them is left afterwards."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0.3")
     before = descriptors(), threads()
     if request.param == "memory":
         made = collective.local_group(3, timeout=20)
@@ -573,7 +577,7 @@ def test_an_offset_beyond_the_end_is_refused(sockets: list[Group]) -> None:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Three processes in one group, for tests that leave it usable."""
-    with RankPool(3) as pool:
+    with ForkedRanks(3) as pool:
         pool.run(native_jobs.join, addresses(3), 20.0)
         yield pool
         assert pool.run(native_jobs.leave) == [True] * 3
@@ -617,7 +621,7 @@ def test_a_slow_reader_costs_the_owner_no_memory(pool: RankPool) -> None:
 
 def test_a_killed_owner_is_named_at_once() -> None:
     """SIGKILL of the owner: who waits, and who is in the middle, raise PeerLost with its rank."""
-    with RankPool(3) as pool:
+    with ForkedRanks(3) as pool:
         pool.run(native_jobs.join, addresses(3), 20.0)
         only(pool.outcomes(jobs.expose, "w", 100_000_000, ranks=[0]))
         host = only(pool.outcomes(native_jobs.host, ranks=[0])).value
