@@ -38,6 +38,14 @@ def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> i
     return number
 
 
+def check_tag(tag: int) -> int:
+    """A message's tag as a plain number; refuses what is none."""
+    try:
+        return index(tag)
+    except TypeError:
+        raise Refused(f"tag is a whole number, not {tag!r}") from None
+
+
 def check_timeout(timeout: float | None) -> None:
     """Refuse what is no time to wait."""
     if timeout is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collective.arguments import check_rank, check_timeout
+from collective.arguments import check_rank, check_tag, check_timeout
 from collective.communicator import Communicator
 from collective.descriptor import describe
 from collective.errors import PeerLost, Refused
@@ -34,7 +34,7 @@ class MessageCalls(Issuing):
             CollectiveError: the send failed; the group cannot be used any more.
         """
         communicator = self._usable()
-        dst = check_rank(self, dst, "dst", other=True)
+        dst, tag = check_rank(self, dst, "dst", other=True), check_tag(tag)
         try:
             check_timeout(timeout)
             check_tensor(tensor, "the tensor", written=False)
@@ -62,6 +62,7 @@ class MessageCalls(Issuing):
         communicator = self._usable()
         if src is not None:
             src = check_rank(self, src, "src", other=True)
+        tag = check_tag(tag)
         try:
             check_timeout(timeout)
             check_tensor(tensor, "the tensor", written=True)

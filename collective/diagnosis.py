@@ -45,6 +45,11 @@ class Heard:
     at: float = 0.0
 
 
+def in_words(error: BaseException) -> str:
+    """The type of an exception, and its text if it has one, as a traceback ends."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 def named(operation: Operation | None) -> str:
     """An operation in words."""
     if operation is None:
@@ -111,7 +116,7 @@ def gave_up(
 ) -> OperationAborted:
     """An exception of this rank ended `operation`."""
     wrapped = OperationAborted(
-        f"{here.label(here.rank)} gave up {named(operation)}: {type(error).__name__}: {error}",
+        f"{here.label(here.rank)} gave up {named(operation)}: {in_words(error)}",
         rank=here.rank,
         node=here.nodes[here.rank],
         operation=operation.descriptor.operation if operation else None,
@@ -124,8 +129,7 @@ def gave_up(
 def ended(here: Communicator, reason: BaseException) -> OperationAborted:
     """This rank's program ends with an exception."""
     return OperationAborted(
-        f"{here.label(here.rank)} ended after operation {here.completed} with "
-        f"{type(reason).__name__}: {reason}",
+        f"{here.label(here.rank)} ended after operation {here.completed} with {in_words(reason)}",
         rank=here.rank,
         node=here.nodes[here.rank],
     )

@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from collective.calls import Calls
 from collective.choosing import Chooser
 from collective.communicator import Communicator
 from collective.diagnosis import UNHARMED
+from collective.environment import seconds
 from collective.errors import CollectiveError, GroupClosed, Refused
 from collective.leaving import part
 from collective.links.handshake import valid_name
@@ -56,7 +58,7 @@ observers: list[Callable[[Work], object]] = []
 DEFAULT_TIMEOUT = 300.0
 #: a rank that ends with an exception waits so long for its peers to read why
 _LAST_WORDS = 0.2
-_STALL = float(os.environ.get("UNISONO_STALL_SECONDS", "1"))
+_STALL = seconds("UNISONO_STALL_SECONDS", 1)
 
 #: the interpreter is ending
 _ending = False
@@ -293,11 +295,12 @@ class Group(Calls, TensorService):
             ValueError: members that do not exist or are named twice, this rank not among them, or
                 a name that is taken or cannot be sent.
         """
+        self._check_open()
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise ValueError(
                 f"a subgroup has different ranks from 0 to {self.size - 1}, not {list(ranks)}"
             )
-        members = [self.ranks[rank] for rank in ranks]
+        members = [self.ranks[index(rank)] for rank in ranks]
         if self.ranks[self.rank] not in members:
             raise ValueError(f"rank {self.rank} is not a member of the subgroup {list(ranks)}")
         # begins like the group of all, by which links that an agent hands over are sorted

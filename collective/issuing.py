@@ -33,18 +33,23 @@ class Issuing(ABC):
     """A rank of a group, as its calls see it.
 
     Attributes:
+        name: of the group.
         rank, size: this rank, and the number of ranks.
         nodes: the node's name of each rank.
         timeout: seconds that an operation may take when a call names none.
         asynchronous: whether a call that does not say `async_op` returns at once.
     """
 
+    name: str
     rank: int
     size: int
     nodes: tuple[str, ...]
     timeout: float
     asynchronous: bool
     _wiring: Wiring
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: rank {self.rank} of {self.size}>"
 
     @abstractmethod
     def _usable(self) -> Communicator:

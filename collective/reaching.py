@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from collective.environment import seconds
 from collective.errors import ProtocolError
 from collective.lines import Call, Lines
 from collective.links import shared_handshake
@@ -23,7 +24,7 @@ from collective.messages import LinkRequest
 _log = logging.getLogger("unisono.collective")
 #: seconds after which a machine that answers nothing is given up by the links that wait for its
 #: data; a process that is stopped or busy does not count, since its machine's kernel answers
-SILENCE = float(os.environ.get("UNISONO_PEER_SILENCE", "20"))
+SILENCE = seconds("UNISONO_PEER_SILENCE", 20)
 #: seconds within which a rank that asked to be dialled must answer
 _ANSWER = 10.0
 

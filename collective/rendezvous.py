@@ -19,6 +19,7 @@ from collective import job
 from collective.addresses import parse_address
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
+from collective.init_arguments import check_timeout, static_members
 from collective.links.doorman import Doorman
 from collective.links.listener import Admission, Listener, listen
 from collective.messages import Plan
@@ -28,8 +29,6 @@ from collective.world import World
 
 #: the default group's name
 DEFAULT_GROUP = "default"
-#: nine digits in the handshake
-MAX_EPOCH = 999_999_999
 
 
 def init(
@@ -75,14 +74,11 @@ def init(
     """
     strategy = parse(strategy or os.environ.get("UNISONO_STRATEGY") or "auto")
     node = node or os.environ.get("UNISONO_NODE") or socket.gethostname()
+    check_timeout(timeout)
     if addresses is not None:
-        if rank is None or secret is None:
-            raise ValueError("static addresses need rank and secret as well")
-        if world_size not in (None, len(addresses)):
-            raise ValueError(
-                f"world_size is {world_size}, but there are {len(addresses)} addresses"
-            )
-        return _static(rank, addresses, secret, 1 if epoch is None else epoch, timeout, strategy)
+        epoch = 1 if epoch is None else epoch
+        number, secret, members = static_members(rank, world_size, addresses, secret, epoch)
+        return _static(number, members, secret, epoch, timeout, strategy)
     if epoch is not None:
         raise ValueError(
             f"epoch={epoch} goes with addresses=[…]; elsewhere the control plane counts epochs"
@@ -120,9 +116,14 @@ def assemble(
         ValueError: the strategy does not exist, or names a node that has no rank.
     """
     strategy = parse(strategy)
-    world = World(
-        rank, peers, admission, doorman, listener, name, calibrates=isinstance(strategy, Auto)
-    )
+    try:
+        world = World(
+            rank, peers, admission, doorman, listener, name, calibrates=isinstance(strategy, Auto)
+        )
+    except BaseException:
+        if listener is not None:
+            listener.close()
+        raise
     nodes = [peer.node for peer in peers]
     try:
         check_names(parse(strategy), nodes)
@@ -143,27 +144,17 @@ def assemble(
 
 def _static(
     rank: int,
-    addresses: Sequence[str],
+    members: Sequence[tuple[str, int]],
     secret: str,
     epoch: int,
     timeout: float,
     strategy: Strategy,
 ) -> Group:
-    if type(epoch) is not int or not 1 <= epoch <= MAX_EPOCH:
-        raise ValueError(f"an epoch is a whole number from 1 to {MAX_EPOCH}, not {epoch!r}")
-    parsed = []
-    for text in addresses:
-        host, port = parse_address(text)
-        if port is None:
-            raise ValueError(f"address {text!r} names no port; write HOST:PORT")
-        parsed.append((host, port))
-    if not 0 <= rank < len(parsed):
-        raise ValueError(f"rank is {rank}, but there are {len(parsed)} addresses")
     admission = Admission("-", "-", epoch, secret)
     doorman = Doorman()
-    listener = Listener(admission, doorman, listen(*parsed[rank]), rank)
+    listener = Listener(admission, doorman, listen(*members[rank]), rank)
     # named by what all ranks know alike: strategies of two levels go by the nodes' names
-    peers = [Peer(host, ((host, port),)) for host, port in parsed]
+    peers = [Peer(host, ((host, port),)) for host, port in members]
     return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy)
 
 
@@ -254,8 +245,11 @@ def announce(
         Its ``rank``, and ``epoch``, ``secret``, ``strategy`` and ``members`` of the meeting.
 
     Raises:
+        ValueError: `url` is none.
         RendezvousFailed: the control plane cannot be reached or refuses, or not all came.
     """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"the control plane's address is {url!r}; write http://HOST:8700")
     return _post(
         f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
         token,
@@ -282,7 +276,9 @@ def token_from_environment() -> str:
         return token.strip()
     path = os.environ.get("UNISONO_TOKEN_FILE")
     if not path:
-        raise ValueError("no token: set UNISONO_TOKEN_FILE to a file that holds one")
+        raise ValueError(
+            "no token: set UNISONO_TOKEN_FILE to a file that holds one, or pass token=… to init"
+        )
     try:
         return Path(path).read_text().strip()
     except OSError as error:
@@ -331,4 +327,5 @@ def _post(url: str, token: str, body: dict[str, Any], timeout: float) -> dict[st
             detail = error.reason
         raise RendezvousFailed(f"the control plane refused ({error.code}): {detail}") from None
     except OSError as error:
-        raise RendezvousFailed(f"cannot reach the control plane at {url}: {error}") from error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise RendezvousFailed(f"cannot reach the control plane at {url}: {reason}") from error

@@ -238,7 +238,7 @@ class _Download:
         if self._description is not None:
             text = f"the download of {self._id!r} from {self.label} did not finish within"
         else:
-            text = f"{self.label} has not exposed {self._id!r}, or not for one more, within"
+            text = f"{self.label} has not exposed {self._id!r}, or has no download left, within"
         again = f"; the last connection ended: {self.reason}" if self.reason else ""
         return DeadlineExceeded(
             f"{text} {self._timeout:g} s ({self._progress()}{again})", **self._about()

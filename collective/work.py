@@ -67,6 +67,12 @@ class Work:
         #: results on devices, whose last copies may still be under way when the operation is done
         self._on_devices = [tensor for tensor in given if tensor is not None and tensor.is_cuda]
 
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "under way"
+        if self.exception() is not None:
+            state = "failed"
+        return f"<Work {self.name} of group {self.group.name}: {state}>"
+
     def settle(self) -> None:
         """Have this thread's current streams wait for results on devices; `wait` does it too."""
         if self._on_devices and self.operation is not None:

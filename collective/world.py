@@ -14,9 +14,10 @@ from collective import calibration, diagnosis
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
+from collective.environment import seconds
 from collective.errors import PeerLost, ProtocolError, RendezvousFailed
 from collective.links import shared_handshake
-from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, wanted
+from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, setting, wanted
 from collective.links.doorman import Connection, Doorman
 from collective.links.endpoint import SocketEndpoint, memory_pair
 from collective.links.link import EndOfLink, Inlet, Outlet
@@ -56,8 +57,17 @@ class World:
 
         Raises:
             RendezvousFailed: cannot listen for the ranks of this node.
-            ValueError: ``UNISONO_LINKS`` or ``UNISONO_CALIBRATION`` has no meaning.
+            ValueError: a variable of the environment has no meaning.
         """
+        # what is refused comes before what must be closed
+        setting()
+        self.linger = seconds("UNISONO_LINGER_SECONDS", 2)
+        self._calibrates = calibration.wanted() and calibrates
+        self._reach = Reach(rank, peers, admission, doorman, name)
+        self._shared_listener: Listener | None = None
+        if self._reach.neighbours:
+            listening = shared_handshake.listen(self._reach.near(rank))
+            self._shared_listener = Listener(admission, doorman, [listening], rank)
         self.rank = rank
         self.peers = tuple(peers)
         self.engine = Engine()
@@ -71,15 +81,8 @@ class World:
         self._dialling = threading.Lock()
         self._lost_after = 600.0
         self._name = name
-        self._calibrates = calibration.wanted() and calibrates
         self._surroundings: Surroundings | None = None
-        self._reach = Reach(rank, peers, admission, doorman, name)
-        self.linger = float(os.environ.get("UNISONO_LINGER_SECONDS", "2"))
         self.unreachable = self._reach.unreachable
-        self._shared_listener: Listener | None = None
-        if self._reach.neighbours:
-            listening = shared_handshake.listen(self._reach.near(rank))
-            self._shared_listener = Listener(admission, doorman, [listening], rank)
         _worlds.add(self)
 
     @property
@@ -194,6 +197,7 @@ class World:
                     me, self._nodes, facts, inlets, outlets, self._admission.epoch, deadline
                 )
         except BaseException as error:
+            gone = [labels[peer] for peer, link in outlets.items() if link.ended()]
             for ear in heard:
                 self._reach.lines.ignore(ear)
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
@@ -206,7 +210,11 @@ class World:
             self._doorman.forget(name)
             if isinstance(error, EndOfLink):
                 watch.check()
-                raise RendezvousFailed(f"group {name}: a link broke at once: {error}") from error
+                who = " and ".join(gone) or "a rank"
+                raise RendezvousFailed(
+                    f"group {name}: {who} went away while the ranks met ({error}); its own error "
+                    "says why"
+                ) from error
             raise
         finally:
             watch.close()

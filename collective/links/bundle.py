@@ -25,24 +25,33 @@ _FAR, _MANY = 0.01, 4
 _RTT = 148
 
 
-def wanted(sock: socket.socket) -> int:
-    """How many connections a link over `sock` shall have, by ``UNISONO_CONNECTIONS``.
-
-    ``auto`` looks at the round-trip time that the kernel has measured.
+def setting() -> int | None:
+    """The number of connections that ``UNISONO_CONNECTIONS`` says, or None for ``auto``.
 
     Raises:
         ValueError: the variable is neither ``auto`` nor a number from 1 to `MOST`.
     """
-    setting = os.environ.get("UNISONO_CONNECTIONS") or "auto"
-    if setting == "auto":
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
-        (microseconds,) = struct.unpack_from("=I", info, _RTT)
-        return _MANY if microseconds >= _FAR * 1e6 else 1
-    if not (setting.isascii() and setting.isdigit() and 1 <= int(setting) <= MOST):
+    text = os.environ.get("UNISONO_CONNECTIONS") or "auto"
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST):
         raise ValueError(
-            f"UNISONO_CONNECTIONS is {setting!r}; it is auto, or a number from 1 to {MOST}"
+            f"UNISONO_CONNECTIONS is {text!r}; it is auto, or a number from 1 to {MOST}"
         )
-    return int(setting)
+    return int(text)
+
+
+def wanted(sock: socket.socket) -> int:
+    """How many connections a link over `sock` shall have, by `setting`.
+
+    ``auto`` looks at the round-trip time that the kernel has measured.
+    """
+    number = setting()
+    if number is not None:
+        return number
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
+    (microseconds,) = struct.unpack_from("=I", info, _RTT)
+    return _MANY if microseconds >= _FAR * 1e6 else 1
 
 
 def channel(number: int) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
 from collections.abc import Callable, Sequence
 
+from collective.environment import seconds
 from collective.errors import RendezvousFailed
 from collective.links.handshake import CHANNELS, TOO_EARLY, ClientHandshake
 from collective.messages import LinkRequest
 
 #: seconds for one attempt to connect to one address
-_CONNECT = float(os.environ.get("UNISONO_CONNECT_SECONDS", "3"))
+_CONNECT = seconds("UNISONO_CONNECT_SECONDS", 3)
 #: seconds for the whole handshake on a connection
 _HANDSHAKE = 10.0
 
@@ -43,6 +43,7 @@ def dial(
         Unreachable: a round failed that began when the peer was there.
     """
     pause = 0.01
+    begun = time.monotonic()
     problems: list[str] = []
     while True:
         check()
@@ -50,7 +51,8 @@ def dial(
         left = deadline - time.monotonic()
         if left <= 0:
             raise RendezvousFailed(
-                f"cannot reach {label}: {'; '.join(problems) or 'no time left'}",
+                f"cannot reach {label} within {deadline - begun:.3g} s: "
+                f"{'; '.join(problems) or 'no time left'}",
                 rank=request.target,
             )
         problems = []

@@ -181,7 +181,7 @@ class ClientHandshake:
         if isinstance(error, InvalidStatus):
             self.status = error.response.status_code
             text = bytes(error.response.body or b"").decode(errors="replace").strip()
-            raise RendezvousFailed(f"{self._where} refused the link: {self.status} {text}")
+            raise RendezvousFailed(f"{self._where} refused the link: {self.status} {text}".rstrip())
         raise RendezvousFailed(f"{self._where} does not speak {SUBPROTOCOL}: {error}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import selectors
 import socket
@@ -221,4 +222,15 @@ def listen(host: str | None = None, port: int = 0) -> list[socket.socket]:
         return [socket.create_server(("0.0.0.0", port), backlog=256)]
     except OSError as error:
         where = f"{host or 'any address'}, port {port}"
-        raise RendezvousFailed(f"cannot listen on {where}: {error}") from error
+        raise RendezvousFailed(f"cannot listen on {where}: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    """What is in the way, and the way out."""
+    text = error.strerror or str(error)
+    text = text.partition(" (while attempting")[0]  # what Python's create_server adds
+    if error.errno == errno.EADDRINUSE:
+        text += "; another program listens there, or a group of this one that was not closed"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        text += "; it must be an address of this machine"
+    return text

@@ -121,6 +121,18 @@ def test_tags_are_matched_out_of_order_and_each_in_its_own_order(ranks: ThreadRa
     ranks.run(work)
 
 
+def test_a_tag_that_is_no_number_is_refused(ranks: ThreadRanks) -> None:
+    """It is named where it was given, no other rank hears of it, and the group goes on."""
+
+    def work(group: Group) -> None:
+        for call in (group.send, group.recv):
+            with pytest.raises(Refused, match="tag is a whole number, not 'grads'"):
+                call(torch.ones(2), (group.rank + 1) % group.size, tag="grads")  # type: ignore[arg-type]
+        group.barrier()
+
+    ranks.run(work)
+
+
 def test_any_source(ranks: ThreadRanks) -> None:
     """A receive from anyone takes what comes, says from whom, and mixes with named receives."""
 

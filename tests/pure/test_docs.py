@@ -84,7 +84,7 @@ def test_the_environment_of_programs_is_documented() -> None:
         "UNISONO_RANK_PID",  # from the autoload module to itself
     }
     reads = re.compile(
-        r"""(?:environ(?:\.get|\.setdefault|\.pop)?|getenv|env\.get)[(\[]\s*"(UNISONO_\w+)"""
+        r"""(?:environ(?:\.get|\.setdefault|\.pop)?|getenv|seconds|env\.get)[(\[]\s*"(UNISONO_\w+)"""
     )
     for package in ("api", "collective", "unisono", "web", "worker"):
         for path in (ROOT / package).rglob("*.py"):
