@@ -53,7 +53,7 @@ class MovingCalls(DeviceIssuing):
                 tensor.nbytes, async_op, timeout, dtype=tensor.dtype, shape=tuple(tensor.shape),
                 root=src,
             )  # fmt: skip
-        buffer = Buffer(tensor)
+        buffer = Buffer(tensor, blank=self.rank != src)
         array = buffer.array
         schedule, strategy = self._schedule(Kind.BROADCAST, array.nbytes, src)
         program = chunked(schedule, self.rank, array.size, array.itemsize)
@@ -98,7 +98,7 @@ class MovingCalls(DeviceIssuing):
         if isinstance(schedule, Schedule) and not schedule.joins:
             # slots that travel one by one need not be copied into a row
             together = together and isinstance(outputs, torch.Tensor)
-        slots = Slots(parts, outputs, together=together)
+        slots = Slots(parts, outputs, together=together, blank=True)
         fill(slots.views[self.rank], input)
         program = slots.program(schedule, self.rank)
         return self._issue(
@@ -139,7 +139,7 @@ class MovingCalls(DeviceIssuing):
         if parts is None or outputs is None:
             program = alone(schedule, self.rank, own.size, own.itemsize)
         else:
-            slots = Slots(parts, outputs, together=schedule.even)
+            slots = Slots(parts, outputs, together=schedule.even, blank=True)
             fill(slots.views[self.rank], input)
             program = slots.program(schedule, self.rank)
             arrays, epilogue = slots.arrays, slots.commit
@@ -175,7 +175,7 @@ class MovingCalls(DeviceIssuing):
             )
         if parts is not None and overlap([output], parts):
             parts = inputs = [part.clone() for part in parts]
-        target = Buffer(output)
+        target = Buffer(output, blank=True)
         own = target.array
         total = own.nbytes * self.size
         schedule, strategy = self._rooted(Kind.SCATTER, total, src, uneven)
@@ -225,7 +225,7 @@ class MovingCalls(DeviceIssuing):
             check_exchange(self, outputs, inputs)
         if overlap(outputs, inputs):  # what comes in would be sent on
             inputs = [tensor.clone() for tensor in inputs]
-        targets = [Buffer(tensor) for tensor in outputs]
+        targets = [Buffer(tensor, blank=True) for tensor in outputs]
         sources = [Buffer(tensor).array for tensor in inputs]
         targets[self.rank].array[...] = sources[self.rank]
         arrays = [*sources, *(target.array for target in targets)]

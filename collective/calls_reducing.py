@@ -11,7 +11,6 @@ from collective.device_issuing import DeviceIssuing
 from collective.issuing import common_shape, equal_shape
 from collective.program import Program
 from collective.reduction import (
-    Array,
     Buffer,
     Narrow,
     ReduceOp,
@@ -21,6 +20,7 @@ from collective.reduction import (
     fill,
     fold_of,
     is_widened,
+    pour,
     room_for,
     scale,
 )
@@ -194,17 +194,10 @@ class ReducingCalls(DeviceIssuing):
         def epilogue() -> None:
             if op is ReduceOp.MEAN:
                 divide(mine, self.size)
-            _store(output, mine)
+            pour(mine, output)
 
         return self._issue(
             Kind.REDUCE_SCATTER, strategy, program, (row,), output, total, async_op, timeout,
             dtype=output.dtype, shape=shape, reduction=op.value, prescale=prescale,
             fold=fold_of(op, output.dtype), narrow=narrow, epilogue=epilogue,
         )  # fmt: skip
-
-
-def _store(output: torch.Tensor, array: Array) -> None:
-    """Write a flat working array into `output`, cast once."""
-    buffer = Buffer(output, widen=True)
-    buffer.array[...] = array
-    buffer.commit()

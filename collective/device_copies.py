@@ -46,7 +46,7 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy on the CPU, of the same shape and dtype; complete when this returns."""
     source = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    room = _host_room(source)
+    room = host_room(source)
     stream = side_stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
     with on_stream(stream):
@@ -55,10 +55,16 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return room
 
 
+def follow(tensors: Iterable[torch.Tensor]) -> None:
+    """Have later copies to these tensors' devices wait for what this thread's streams do there."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        side_stream(device).wait_stream(torch.cuda.current_stream(device))
+
+
 def to_device(values: torch.Tensor, target: torch.Tensor) -> None:
-    """Start to copy a CPU tensor into one on a device, as its dtype; see `settle`."""
+    """Start to copy a CPU tensor into one on a device, as its dtype; see `follow` and `settle`."""
     if values.dtype != target.dtype or not values.is_pinned():
-        room = _host_room(target)
+        room = host_room(target)
         values = room.copy_(values)
     stream = side_stream(target.device)
     with on_stream(stream):
@@ -72,7 +78,8 @@ def settle(tensors: Iterable[torch.Tensor]) -> None:
         torch.cuda.current_stream(device).wait_stream(side_stream(device))
 
 
-def _host_room(like: torch.Tensor) -> torch.Tensor:
+def host_room(like: torch.Tensor) -> torch.Tensor:
+    """Host memory for the elements of a tensor, of its shape and dtype."""
     global _pinned
     size = like.nbytes
     with _lock:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from collective.device_copies import to_device, to_host
+from collective.device_copies import host_room, to_device, to_host
 from collective.errors import Refused
 
 #: bytes up to which a contribution is kept until all ranks take part; copying so many costs little
@@ -224,16 +224,27 @@ class Buffer:
 
     __slots__ = ("_room", "_shared", "array", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, *, widen: bool = False, private: bool = False) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        *,
+        widen: bool = False,
+        private: bool = False,
+        blank: bool = False,
+    ) -> None:
         """Make `tensor` available: its own memory where that will do, else a copy.
 
         Args:
             tensor: what is sent or received.
+            blank: its values are not needed, only replaced.
             widen: fold sixteen-bit floats in float32.
             private: never work in the tensor's own memory.
         """
         self.tensor = tensor
-        source = tensor.detach() if tensor.device.type == "cpu" else to_host(tensor)
+        if tensor.device.type == "cpu":
+            source = tensor.detach()
+        else:
+            source = host_room(tensor) if blank else to_host(tensor)
         self._room = source  # which counts as pinned memory for as long as somebody has it
         if widen and source.dtype in _WIDENED:
             source = source.to(torch.float32)

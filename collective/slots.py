@@ -23,13 +23,21 @@ class Slots:
         views: each tensor's part of that, flat.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor], given: Tensors, *, together: bool) -> None:
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        given: Tensors,
+        *,
+        together: bool,
+        blank: bool = False,
+    ) -> None:
         """Make memory of `parts`, which are those of `given`.
 
         Args:
             parts: a tensor for each rank, all of one type.
             given: them as a list, or as one flat tensor.
             together: in a row, so that small ones can travel in one segment.
+            blank: their values are not needed, only replaced.
         """
         self._parts = parts
         self._sizes = tuple(part.numel() for part in parts)
@@ -37,11 +45,11 @@ class Slots:
         self._buffers: list[Buffer] = []
         self.arrays: list[Array]
         if not together:
-            self._buffers = [Buffer(part) for part in parts]
+            self._buffers = [Buffer(part, blank=blank) for part in parts]
             self.arrays = self.views = [buffer.array for buffer in self._buffers]
             return
         if isinstance(given, torch.Tensor):
-            self._buffers = [Buffer(given)]
+            self._buffers = [Buffer(given, blank=blank)]
             row = self._buffers[0].array
         else:
             row = room_for(sum(self._sizes), parts[0].dtype)

@@ -66,6 +66,7 @@ class Work:
         given = result if isinstance(result, list) else [result]
         #: results on devices, whose last copies may still be under way when the operation is done
         self._on_devices = [tensor for tensor in given if tensor is not None and tensor.is_cuda]
+        device_copies.follow(self._on_devices)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "under way"
