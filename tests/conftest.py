@@ -6,6 +6,11 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how fast a busy machine draws examples says nothing of what is tested
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
