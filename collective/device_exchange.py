@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,8 @@ class Exchange:
         self.size = size
         #: of this group alone: it may wait for ever for a process that is gone
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        #: on the peers' devices: torch puts a copy between two devices on the source's stream
+        self._sources: dict[torch.device, torch.cuda.Stream] = {}
         self._find = find
         self._stages: dict[int, Stage] = {}
         self._know(rank, own)
@@ -65,6 +67,9 @@ class Exchange:
         self._stages[rank] = stage
         if self.stream is not None:
             stage.memory.record_stream(self.stream)
+            there = stage.memory.device
+            if there != self.device and there not in self._sources:
+                self._sources[there] = torch.cuda.Stream(there)  # type: ignore[no-untyped-call]
 
     def slot(self, rank: int, piece: int, dtype: torch.dtype) -> torch.Tensor:
         """The elements of a rank's slot for a piece; another rank's from the second turn on."""
@@ -102,7 +107,9 @@ class Exchange:
         self.follow()
         for event in behind if number == 0 else ():
             self.stream.wait_event(event)
-        with on_stream(self.stream):
+        with ExitStack() as streams:
+            for stream in (*self._sources.values(), self.stream):
+                streams.enter_context(on_stream(stream))
             yield
             own.record(self.stream)
 
