@@ -21,6 +21,7 @@ from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.init_arguments import check_timeout, static_members
 from collective.links.doorman import Doorman
+from collective.links.handshake import valid_name
 from collective.links.listener import Admission, Listener, listen
 from collective.messages import Plan
 from collective.reaching import Peer
@@ -245,24 +246,32 @@ def announce(
         Its ``rank``, and ``epoch``, ``secret``, ``strategy`` and ``members`` of the meeting.
 
     Raises:
-        ValueError: `url` is none.
+        ValueError: `url` or `group` cannot be one.
         RendezvousFailed: the control plane cannot be reached or refuses, or not all came.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"the control plane's address is {url!r}; write http://HOST:8700")
-    return _post(
-        f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
-        token,
-        {
-            "world_size": world_size,
-            "rank": rank,
-            "addresses": own_addresses(url),
-            "port": port,
-            "node": node,
-            "participant": secrets.token_hex(16),
-        },
-        timeout,
-    )
+    if not valid_name(group) or "/" in group:
+        raise ValueError(f"a group's name has letters, digits and any of ._:,- only, not {group!r}")
+    try:
+        return _post(
+            f"{url.rstrip('/')}/api/v1/rendezvous/{group}",
+            token,
+            {
+                "world_size": world_size,
+                "rank": rank,
+                "addresses": own_addresses(url),
+                "port": port,
+                "node": node,
+                "participant": secrets.token_hex(16),
+            },
+            timeout,
+        )
+    except TimeoutError:
+        raise RendezvousFailed(
+            f"group {group!r} was not complete within {timeout:g} s: not all {world_size} programs "
+            f"came to {url}"
+        ) from None
 
 
 def token_from_environment() -> str:
@@ -326,6 +335,8 @@ def _post(url: str, token: str, body: dict[str, Any], timeout: float) -> dict[st
         except ValueError:
             detail = error.reason
         raise RendezvousFailed(f"the control plane refused ({error.code}): {detail}") from None
+    except TimeoutError:
+        raise  # it was reached, else this were a URLError
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise RendezvousFailed(f"cannot reach the control plane at {url}: {reason}") from error

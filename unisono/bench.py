@@ -100,7 +100,11 @@ def collectives(
     ] = "all_reduce",
     strategy: _Strategy = "auto",
     against: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Of gloo and mpi (MPICH), or none.")
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="Of gloo and mpi (MPICH), or none; with --device cuda, of gloo and nccl.",
+        ),
     ] = "gloo",
     empty: Annotated[
         bool,

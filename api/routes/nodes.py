@@ -117,7 +117,7 @@ async def join(request: Request, control: ControlDep, body: JoinRequest) -> Any:
         raise Problem(
             401,
             "not-authenticated",
-            "joining needs a join token that is not expired; `unisono token` makes a new one",
+            "joining needs a join token that is not expired",
             headers={"WWW-Authenticate": "Bearer"},
         )
 

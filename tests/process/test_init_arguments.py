@@ -38,6 +38,10 @@ TWO = ["127.0.0.1:29650", "127.0.0.1:29651"]
             "the control plane's address is '10.0.0.1:8700'; write http://HOST:8700",
         ),
         (
+            {"addresses": None, "url": "http://h:1", "group": "a b", "world_size": 2},
+            "a group's name has letters, digits and any of ._:,- only, not 'a b'",
+        ),
+        (
             {"addresses": None, "url": "http://h:1", "group": "g", "world_size": 2, "token": None},
             "no token: set UNISONO_TOKEN_FILE",
         ),

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from control_plane import ControlPlane
 
+import collective
+from collective.errors import RendezvousFailed
+
 pytestmark = pytest.mark.timeout(120)
 
 TRAIN = """
@@ -95,6 +98,15 @@ def test_the_native_call_meets_as_well(server: ControlPlane, tmp_path: Path) -> 
     """`collective.init(group=…, world_size=…)` gives two programs one group."""
     lines = run(server, tmp_path, NATIVE)
     assert lines == [{"rank": 0, "value": 3.0}, {"rank": 1, "value": 3.0}]
+
+
+def test_a_program_that_comes_alone_is_told_so(server: ControlPlane) -> None:
+    """Who waits in vain for the others learns that, and not that nobody answered."""
+    token = (server.data_dir / "operator.token").read_text().strip()
+    with pytest.raises(
+        RendezvousFailed, match=r"group 'alone' was not complete within 0\.5 s: not all 2 programs"
+    ):
+        collective.init(url=server.url, token=token, group="alone", world_size=2, timeout=0.5)
 
 
 def test_a_wrong_token_is_refused(server: ControlPlane, tmp_path: Path) -> None:
