@@ -165,11 +165,17 @@ class TorchWork(dist.Work):
         left = len(self._works)
         lock = threading.Lock()
 
+        aside = [
+            _future_stream(device) for device in {one.device for one in tensors if one.is_cuda}
+        ]
+        for stream in aside:  # results of calls that are over may still be behind this thread's own
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
         def complete() -> None:
             # the future notes what the current streams have in hand: who waits, waits for that
             with ExitStack() as streams:
-                for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-                    streams.enter_context(on_stream(_future_stream(device)))
+                for stream in aside:
+                    streams.enter_context(on_stream(stream))
                 for work in self._works:
                     work.settle()
                 base.set_result(tensors)

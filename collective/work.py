@@ -75,8 +75,11 @@ class Work:
         return f"<Work {self.name} of group {self.group.name}: {state}>"
 
     def settle(self) -> None:
-        """Have this thread's current streams wait for results on devices; `wait` does it too."""
-        if self._on_devices and self.operation is not None:
+        """Have this thread's current streams wait for results on devices; `wait` does it too.
+
+        Not for those of an operation that failed: they may never come.
+        """
+        if self._on_devices and self.operation is not None and self.operation.error is None:
             device_copies.settle(self._on_devices)
             self.operation.settle()
 
