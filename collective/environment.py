@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 import os
 
-__all__ = ["seconds"]
+__all__ = ["advertised", "seconds"]
+
+
+def advertised() -> list[str]:
+    """The addresses that ``UNISONO_ADVERTISE`` says, the best first; none where it is not set."""
+    given = os.environ.get("UNISONO_ADVERTISE", "")
+    return [part.strip() for part in given.split(",") if part.strip()]
 
 
 def seconds(name: str, default: float) -> float:

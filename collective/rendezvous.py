@@ -17,6 +17,7 @@ from typing import Any
 
 from collective import job
 from collective.addresses import parse_address
+from collective.environment import advertised
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.init_arguments import check_timeout, static_members
@@ -295,12 +296,9 @@ def token_from_environment() -> str:
 
 
 def own_addresses(url: str) -> list[str]:
-    """The address of this machine by which it reaches `url`, as others should dial it."""
-    given = os.environ.get("UNISONO_ADVERTISE")
-    if given:
-        return [given]
+    """Where others should dial: as advertised, or the own address towards `url`."""
     host, port = parse_address(url.partition("://")[2].partition("/")[0], default_port=8700)
-    return [address_towards(host, port or 8700)]
+    return advertised() or [address_towards(host, port or 8700)]
 
 
 def address_towards(host: str, port: int) -> str:

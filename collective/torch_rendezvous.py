@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from collective import job
 from collective.addresses import is_loopback
+from collective.environment import advertised
 from collective.errors import RendezvousFailed
 from collective.group import Group
 from collective.links.doorman import Doorman
@@ -223,10 +224,9 @@ def _own_addresses() -> list[str]:
     ``UNISONO_ADVERTISE`` replaces them.  Loopback means another machine to another machine, so
     it is never among them.
     """
-    given = os.environ.get("UNISONO_ADVERTISE")
-    if given:
-        return [part.strip() for part in given.split(",") if part.strip()]
-    found = []
+    found = advertised()
+    if found:
+        return found
     master = os.environ.get("MASTER_ADDR")
     # the route to the ranks' store, then the default routes; nothing is sent
     for host in (*([master] if master else []), "192.0.2.1", "2001:db8::1"):

@@ -11,6 +11,7 @@ import torch
 from resources import descriptors, threads
 
 import collective
+from collective.rendezvous import own_addresses
 
 TWO = ["127.0.0.1:29650", "127.0.0.1:29651"]
 
@@ -88,6 +89,12 @@ def test_an_address_that_is_taken_or_elsewhere_is_named_with_the_way_out() -> No
             collective.init(0, addresses=[f"127.0.0.1:{port}"], secret="s")
     with pytest.raises(collective.RendezvousFailed, match="must be an address of this machine"):
         collective.init(0, addresses=["203.0.113.1:29650"], secret="s")
+
+
+def test_several_addresses_can_be_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others are told to dial is each address of the list, not the list as one."""
+    monkeypatch.setenv("UNISONO_ADVERTISE", "10.0.0.5, fd00::5")
+    assert own_addresses("http://127.0.0.1:8700") == ["10.0.0.5", "fd00::5"]
 
 
 def test_a_closed_group_makes_no_subgroup() -> None:
