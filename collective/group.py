@@ -58,6 +58,9 @@ observers: list[Callable[[Work], object]] = []
 DEFAULT_TIMEOUT = 300.0
 #: a rank that ends with an exception waits so long for its peers to read why
 _LAST_WORDS = 0.2
+#: schedules that a group keeps at hand, each for calls of one size
+_SCHEDULES = 1024
+_Call = tuple[Kind, int, int, bool, tuple[ReduceOp, torch.dtype] | None]
 _STALL = seconds("UNISONO_STALL_SECONDS", 1)
 
 #: the interpreter is ending
@@ -135,6 +138,9 @@ class Group(Calls, TensorService):
         self._node_sets = nodes_of(self.nodes)
         self._node_names = tuple(dict.fromkeys(self.nodes))
         self._chooser: Chooser | None = None
+        #: by call, while the strategy is still the one beside it
+        self._schedules: dict[_Call, tuple[Schedule | Staged, str]] = {}
+        self._scheduled = self.strategy
 
     # -- state --------------------------------------------------------------------------------
 
@@ -379,6 +385,23 @@ class Group(Calls, TensorService):
         *,
         originals: bool = False,
         reduction: tuple[ReduceOp, torch.dtype] | None = None,
+    ) -> tuple[Schedule | Staged, str]:
+        if self._scheduled is not self.strategy or len(self._schedules) > _SCHEDULES:
+            self._schedules.clear()
+            self._scheduled = self.strategy
+        key = (kind, nbytes, root, originals, reduction)
+        found = self._schedules.get(key)
+        if found is None:
+            found = self._schedules[key] = self._find_schedule(*key)
+        return found
+
+    def _find_schedule(
+        self,
+        kind: Kind,
+        nbytes: int,
+        root: int,
+        originals: bool,
+        reduction: tuple[ReduceOp, torch.dtype] | None,
     ) -> tuple[Schedule | Staged, str]:
         choice = resolve(self.strategy, kind, self._node_names)
         members, names = self._node_sets, self._node_names

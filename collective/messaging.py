@@ -57,8 +57,11 @@ class Messaging:
     @property
     def busy(self) -> bool:
         """Whether a send or receive is not finished."""
-        return bool(self._receives or self._leaving) or any(
-            map(any, (self._sends.values(), self._any.values()))
+        return bool(
+            self._receives
+            or self._leaving
+            or (self._sends and any(self._sends.values()))
+            or (self._any and any(self._any.values()))
         )
 
     # -- taking -------------------------------------------------------------------------------
