@@ -54,6 +54,14 @@ def check_timeout(timeout: float | None) -> None:
         raise Refused(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
 
 
+def _check_list(tensors: object, name: str) -> None:
+    if not isinstance(tensors, Sequence):
+        raise Refused(
+            f"{name} must be a list with a tensor for each rank, or one tensor for all of them, "
+            f"not {type(tensors).__name__}"
+        )
+
+
 def parts_of(
     group: Member, tensors: Tensors, name: str, like: torch.Tensor, *, written: bool, equal: bool
 ) -> list[torch.Tensor]:
@@ -74,6 +82,7 @@ def parts_of(
             raise Refused(f"{name} is {tensors.dtype}, the other tensor {like.dtype}")
         flat = tensors.detach().reshape(-1)
         return list(torch.split(flat, like.numel())) if like.numel() else [flat] * group.size
+    _check_list(tensors, name)
     parts = list(tensors)
     if len(parts) != group.size:
         raise Refused(f"{name} has {len(parts)} tensors, the group {group.size} ranks")
@@ -128,6 +137,7 @@ def _reach(tensor: torch.Tensor) -> tuple[int, int]:
 def cut(group: Member, tensors: Tensors, name: str, *, written: bool) -> Sequence[torch.Tensor]:
     """One tensor in equal parts, one per rank; a list stays what it is."""
     if not isinstance(tensors, torch.Tensor):
+        _check_list(tensors, name)
         return tensors
     count, rest = divmod(tensors.numel(), group.size)
     if rest:
@@ -146,6 +156,8 @@ def rooted_parts(
     equal: bool,
 ) -> list[torch.Tensor] | None:
     """The root's tensors, one per rank, as `parts_of` takes them; None on the other ranks."""
+    if tensors is not None and not isinstance(tensors, torch.Tensor):
+        _check_list(tensors, name)
     if group.rank != root:
         if tensors is not None and len(tensors):
             raise Refused(f"{name} must be None on rank {group.rank}; rank {root} has them")

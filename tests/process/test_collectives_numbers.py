@@ -121,6 +121,14 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
         refused(group, lambda: group.all_reduce(torch.ones(2) * 1j, "max"), "no order")
         refused(group, lambda: group.all_reduce([1.0]), "must be a torch.Tensor")  # type: ignore
         refused(group, lambda: group.all_reduce(torch.ones(2).to_sparse()), "to_dense")
+        pair = torch.ones(2)
+        for call in (
+            lambda: group.all_gather((torch.empty(2) for _ in range(2)), pair),  # type: ignore[arg-type]
+            lambda: group.reduce_scatter(pair, None),  # type: ignore[arg-type]
+            lambda: group.all_to_all(None, pair),  # type: ignore[arg-type]
+            lambda: group.gather(pair, 2, 0),  # type: ignore[arg-type]
+        ):
+            refused(group, call, "must be a list with a tensor for each rank, or one tensor")
         refused(group, lambda: group.broadcast(torch.ones(2), 9), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), -1), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), "1"), "whole number")  # type: ignore
