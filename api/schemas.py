@@ -70,12 +70,9 @@ def without_nul(text: str) -> str:
 
 def strategy_spelling(text: str) -> str:
     """A strategy for both levels, or `local=…,local@NODE=…,between=…`; the one text of it."""
-    try:
-        strategy = parse(text)
-        check_levels(strategy)
-        return str(strategy)
-    except ValueError as error:
-        raise ValueError(f"{text!r:.60} is no strategy: {error}") from None
+    strategy = parse(text)
+    check_levels(strategy)
+    return str(strategy)
 
 
 Shown = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(shown)]

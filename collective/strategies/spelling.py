@@ -57,7 +57,7 @@ class Flat:
             object.__setattr__(self, "name", name)
             object.__setattr__(self, "arity", arity)
         if self.name not in SPELLINGS and self.name not in ENGINES:
-            raise ValueError(f"there is no strategy {self.name!r}; {_ACCEPTED}")
+            raise ValueError(f"there is no strategy {self.name!r:.60}; {_ACCEPTED}")
         if self.name == "tree":
             if type(self.arity) is not int or not 1 <= self.arity <= MAX_ARITY:
                 raise ValueError(
@@ -158,7 +158,7 @@ def parse(text: str | Strategy) -> Strategy:
 def _flat_parts(text: str) -> tuple[str, int | None]:
     name, colon, arity = text.partition(":")
     if name not in SPELLINGS and name not in ENGINES:
-        raise ValueError(f"there is no strategy {text!r}; {_ACCEPTED}")
+        raise ValueError(f"there is no strategy {text!r:.60}; {_ACCEPTED}")
     if name != "tree":
         if colon:
             raise ValueError(f"only a tree has an arity; write {name}, not {text!r}")

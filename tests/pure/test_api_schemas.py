@@ -30,8 +30,8 @@ from api.schemas import JobRequest, RendezvousRequest
         ({"script": "a", "args": ["\ud800"]}, "unicode string"),
         ({"script": "a", "set": {"RANK": "1"}}, "RANK is set by Unisono"),
         ({"script": "a", "set": {"A=B": "1"}}, "name of a variable"),
-        ({"script": "a", "strategy": "tree:0"}, "is no strategy"),
-        ({"script": "a", "strategy": "local=ring"}, "is no strategy"),
+        ({"script": "a", "strategy": "tree:0"}, "such as tree:2, not 'tree:0'"),
+        ({"script": "a", "strategy": "local=ring"}, "does not say the strategy of 'between'"),
         ({"script": "a", "strategy": "local=binomial,between=ring"}, "exists for no operation"),
         (
             {"script": "a", "on": {"w1": 2}, "strategy": "local=ring,local@w9=chain,between=ring"},

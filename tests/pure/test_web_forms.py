@@ -83,7 +83,7 @@ def test_any_list_of_text_passes(items: list[str]) -> None:
         ({"grace": "-1"}, "grace", "greater than or equal to 0"),
         ({"grace": "nan"}, "grace", "not a number"),
         ({"set": "RANK=1"}, "set", "RANK is set by Unisono"),
-        ({"strategy": "star"}, "strategy", "'star' is no strategy"),
+        ({"strategy": "star"}, "strategy", "there is no strategy 'star'; accepted are"),
         ({"engine": "mpi"}, "engine", "unisono"),
         ({"python": "/p", "env_name": "train"}, "python", "either python"),
         ({"name": "a\u202eb"}, "name", "U+202E"),
