@@ -272,7 +272,11 @@ class Group(Calls, TensorService):
         """On the thread that drives, where every operation that was issued has been taken."""
         if communicator.busy:
             communicator.fail(
-                GroupClosed(f"rank {self.rank} closed group {self.name} during operations")
+                GroupClosed(
+                    f"rank {self.rank} closed group {self.name} during operations",
+                    rank=self.rank,
+                    node=self.nodes[self.rank],
+                )  # fmt: skip
             )
 
     def __enter__(self) -> Group:

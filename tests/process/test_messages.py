@@ -9,7 +9,14 @@ import torch
 from resources import descriptors, threads
 from thread_ranks import ThreadRanks, socket_groups
 
-from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost, Refused
+from collective.errors import (
+    CollectiveError,
+    DeadlineExceeded,
+    GroupClosed,
+    Mismatch,
+    PeerLost,
+    Refused,
+)
 from collective.group import Group
 
 
@@ -206,6 +213,22 @@ def test_a_peer_that_leaves_in_order_ends_what_waits_for_it(
     assert error.rank == 1
     assert "left the group in order" in str(error)
     assert outcomes[0].seconds < 5
+
+
+def test_who_closes_a_group_during_an_operation_is_named_once(pair: ThreadRanks) -> None:
+    """The other rank learns who closed the group while something was under way."""
+
+    def work(group: Group) -> None:
+        if group.rank == 0:
+            group.all_reduce(torch.ones(1), async_op=True)
+            group.close()
+        else:
+            group.recv(torch.ones(1), 0)
+
+    error = pair.outcomes(work)[1].error
+    assert isinstance(error, GroupClosed)
+    assert error.rank == 0
+    assert str(error) == "rank 0 closed group default during operations"
 
 
 def test_asynchronous_messages_survive_nobody_leaving(pair: ThreadRanks) -> None:
