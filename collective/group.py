@@ -276,7 +276,7 @@ class Group(Calls, TensorService):
                     f"rank {self.rank} closed group {self.name} during operations",
                     rank=self.rank,
                     node=self.nodes[self.rank],
-                )  # fmt: skip
+                )
             )
 
     def __enter__(self) -> Group:
