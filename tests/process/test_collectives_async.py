@@ -192,13 +192,16 @@ def test_an_exception_at_the_end_of_an_operation_poisons_the_group() -> None:
     """What fails only here, after the exchange, is told to all: no half result is used."""
     with ThreadRanks(2, groups=socket_groups(2)) as ranks:
         ranks.run(lambda group: group.barrier())
+        smaller = threading.Event()
 
         def work(group: Group) -> None:
-            tensor = torch.ones(4).bfloat16()
+            tensor = torch.ones(4, 2)[:, 0]  # reduced in a copy, which is written back
+            if group.rank == 1:
+                assert smaller.wait(10)
             issued = group.all_reduce(tensor, async_op=True)
             if group.rank == 0:
-                # nothing can be written into a tensor that has no memory any more
-                tensor.untyped_storage().resize_(0)
+                tensor.resize_(3)  # where the result has no room any more
+                smaller.set()
             issued.wait()
             group.barrier()
 
