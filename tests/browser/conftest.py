@@ -77,9 +77,9 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
         path.touch()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium."""
+    """The system's Chromium, gone after each module: its driver keeps an event loop running."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         pytest.skip("no Chromium is installed")
