@@ -26,6 +26,10 @@ _MANY = 64
 _SQUARE = ("direct", "scatter_allgather")
 #: arities of the trees among which is chosen
 _ARITIES = (2, 4)
+#: what takes at most so many times the least is as good; then the plainest is taken
+_TIE = 1.001
+#: on two ranks many strategies exchange the same: those that do the least beside it come first
+_PLAIN = ("direct", "scatter_allgather", "ring", "recursive_doubling", "halving_doubling")
 #: leading bits of a size that tell its class: four classes from one power of two to the next
 _BITS = 3
 
@@ -68,15 +72,11 @@ class Chooser:
             return measured_choice(kind, self.topology.ranks, nbytes)
         if len(candidates) == 1:
             return candidates[0]
-        found = [
-            (
-                estimate(strategy, kind, self.topology, nbytes, self.together),
-                str(strategy),
-                strategy,
-            )
-            for strategy in candidates
-        ]
-        return min(found, key=lambda entry: entry[:2])[2]
+        times = {
+            one: estimate(one, kind, self.topology, nbytes, self.together) for one in candidates
+        }
+        enough = min(times.values()) * _TIE
+        return min((one for one, time in times.items() if time <= enough), key=_plainness)
 
     @property
     def _crowded(self) -> bool:
@@ -119,3 +119,11 @@ def _spelled(kind: Kind, names: tuple[str, ...], ranks: int) -> list[Flat]:
             assert isinstance(strategy, Flat)
             found.append(strategy)
     return found
+
+
+def _plainness(strategy: Flat | TwoLevel) -> tuple[tuple[int, str], ...]:
+    """Sorts strategies that take equally long, in the same way on all ranks."""
+    if isinstance(strategy, TwoLevel):
+        return _plainness(strategy.local) + _plainness(strategy.between)
+    place = _PLAIN.index(strategy.name) if strategy.name in _PLAIN else len(_PLAIN)
+    return ((place, str(strategy)),)
