@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collective.environment import seconds
-from collective.errors import ProtocolError
+from collective.errors import PeerLost, ProtocolError
 from collective.lines import Call, Lines
 from collective.links import shared_handshake
 from collective.links.dialling import Unreachable, dial
@@ -110,6 +110,7 @@ class Reach:
 
         Raises:
             RendezvousFailed: there is no way to the peer, and none from it, in time.
+            PeerLost: it ended after it was asked to dial.
         """
         target, me = ranks[peer], list(ranks).index(self.rank)
         request = self._request(name, me, peer, channel)
@@ -118,9 +119,7 @@ class Reach:
             near = [(self.near(target), 0)]
             return Connection(dial(near, request, secret, deadline, label, check), dialled=True)
         if not self.lines.has(target):
-            addresses = list(self.peers[target].addresses)
-            if target in self._ways:  # an address that leads nowhere costs seconds
-                addresses.insert(0, self._ways[target])
+            addresses = self._addresses(target)
 
             def is_there() -> bool:
                 return self._doorman.waiting(name, peer) is not None
@@ -133,12 +132,27 @@ class Reach:
                 self._have_line(name, target, peer, deadline, label, check)
                 self._say(target, str(error))
         self.lines.call(target, Call(name, channel, me, peer))
+
+        def look() -> None:
+            check()
+            if not self.lines.has(target):  # of a rank that ends, this may be the first to go
+                raise PeerLost(
+                    f"lost {label}: the connection on which it was asked to dial ended",
+                    rank=peer,
+                    node=self.peers[target].node,
+                )
+
         claimed = self._doorman.claim(
-            name, [peer], deadline, {peer: label}, channel, sends=True, check=check
+            name, [peer], deadline, {peer: label}, channel, sends=True, check=look
         )
         if claimed[peer].unread:
             raise ProtocolError(f"{label} sent data before it was greeted")
         return claimed[peer]
+
+    def _addresses(self, target: int) -> list[tuple[str, int]]:
+        """Of a rank; first the one that has worked: one that leads nowhere costs seconds."""
+        addresses = list(self.peers[target].addresses)
+        return [self._ways[target], *addresses] if target in self._ways else addresses
 
     def _say(self, target: int, reason: str) -> None:
         if target not in self.unreachable:
@@ -234,11 +248,13 @@ class Reach:
             raise ProtocolError(f"rank {peer} asked for {call.channel[:40]!r}")
         request = self._request(call.group, call.callee, call.caller, call.channel, sends=True)
         sock = dial(
-            self.peers[peer].addresses,
+            self._addresses(peer),
             request,
             self._admission.secret,
             time.monotonic() + _ANSWER,
             self.label(peer),
+            # who asks does listen, unless it is gone by now: others wait for this thread, too
+            is_there=lambda: True,
         )
         if call.channel == "line":
             self.lines.listen(peer, Inlet(SocketEndpoint(sock, lost_after=SILENCE)), line=True)

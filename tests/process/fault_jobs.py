@@ -62,7 +62,7 @@ def join(
         host, _, port = text.partition(":")
         node = f"n{number // 2}"
         peers.append(Peer(node, ((host, int(port)),), place=node if shared else ""))
-    admission = Admission("faults", "-", epoch, "of-this-test")
+    admission = Admission("faults", "-", epoch, f"of-{where[0]}")  # others may test beside
     doorman = Doorman()
     ((host, port),) = peers[rank].addresses
     listener = Listener(admission, doorman, listen(host, port), rank)

@@ -52,6 +52,6 @@ def check_survivors(found: list[object], victim: int, done: int | None = None) -
         assert not seen.wrong, f"rank {rank}: {seen}"
         assert (seen.kind, seen.culprit) == ("PeerLost", victim), f"rank {rank} of {found}"
         assert f"rank {victim} on node n{victim // 2}" in seen.text
-        assert seen.seconds < SOON
+        assert seen.seconds < SOON, f"rank {rank}: {seen}"
         told += 1
     return told
