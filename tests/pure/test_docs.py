@@ -118,6 +118,20 @@ def test_no_document_holds_two_versions(document: Path) -> None:
     assert not re.findall(r"^(?:<{7} |>{7} ).*$", document.read_text(), re.MULTILINE)
 
 
+def test_every_module_of_the_library_has_its_place() -> None:
+    """The architecture names each module of the library, and none that is not there."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    table = text.partition("## Where things are in `collective`")[2].partition("\n## ")[0]
+    rows = [row.split("|")[2] for row in table.splitlines() if row.startswith("|")]
+    named = [name for row in rows for name in re.findall(r"`([a-z_/]+)`", row)]
+    there = [
+        path.relative_to(ROOT / "collective").with_suffix("").as_posix()
+        for path in (ROOT / "collective").rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    assert sorted(named) == sorted(there)
+
+
 def anchors(path: Path) -> set[str]:
     """The fragments of a document's headings, as they are usually made."""
     headings = re.findall(r"^#+ +(.+?)\s*$", path.read_text(), flags=re.MULTILINE)
