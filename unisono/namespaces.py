@@ -206,8 +206,14 @@ def _run(*command: str) -> None:
 
 
 def _remove(name: str) -> None:
-    if Path("/run/netns", name).exists():
-        _run("ip", "netns", "delete", name)
+    place = Path("/run/netns", name)
+    if place.exists():
+        try:
+            _run("ip", "netns", "delete", name)
+        except NetworkError:
+            # Leftovers may be removed by two processes at once.
+            if place.exists():
+                raise
 
 
 def _remove_leftovers() -> None:

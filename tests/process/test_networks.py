@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import native_jobs
@@ -16,6 +17,7 @@ from network_lab import network, set_names
 from ranks import RankPool
 from waiting import eventually
 
+from unisono import namespaces
 from unisono.namespaces import Host, Network
 
 pytestmark = pytest.mark.timeout(60)
@@ -210,3 +212,25 @@ def test_a_rank_stopped_in_the_middle_of_its_data_is_named(net: Network, pool: R
         assert outcome is not None
         assert outcome.kind == "DeadlineExceeded" and outcome.rank == 1, outcome.message
         assert "does not answer" in outcome.message
+
+
+def test_leftovers_are_removed_by_whoever_comes_first(
+    net: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed process left is removed before the next network is made; no harm is done where
+    another process removes it in the same moment."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    name = f"unisono-{gone.pid}-0-1"
+    run = namespaces._run
+    run("ip", "netns", "add", name)
+
+    def beaten(*command: str) -> None:
+        if command[:3] == ("ip", "netns", "delete"):
+            run(*command)
+        run(*command)
+
+    monkeypatch.setattr(namespaces, "_run", beaten)
+    namespaces._remove_leftovers()
+    assert not Path("/run/netns", name).exists()
+    assert Path("/run/netns", net.hosts[0].namespace).exists()

@@ -377,7 +377,10 @@ def test_a_node_that_cannot_be_measured_is_named(
     with pytest.raises(Refused, match="too old to be measured"):
         measure_peer("127.0.0.1", node.data_port.port, "right")
     monkeypatch.setattr("worker.probing._LONGEST", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(LocalProblem, match=r"cannot reach the agent at 127\.0\.0\.1.*is the agent"):
-        measure_peer("127.0.0.1", port, "right")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # so nobody else listens there meanwhile
+        port = bound.getsockname()[1]
+        with pytest.raises(
+            LocalProblem, match=r"cannot reach the agent at 127\.0\.0\.1.*is the agent"
+        ):
+            measure_peer("127.0.0.1", port, "right")

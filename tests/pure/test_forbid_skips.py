@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 PLUGINS = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio"]
 
@@ -23,10 +25,12 @@ def run(folder: Path, body: str, *options: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=60)
 
 
-def test_skips_fail_the_run_when_forbidden(tmp_path: Path) -> None:
-    """Skipped tests and modules are named with their reason, and the run ends non-zero."""
+@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")], ids=["one", "two"])
+def test_skips_fail_the_run_when_forbidden(tmp_path: Path, processes: tuple[str, ...]) -> None:
+    """Skipped tests and modules are named with their reason, and the run ends non-zero; so it does
+    where other processes run the tests, as in CI."""
     (tmp_path / "test_module.py").write_text(SKIPPED_MODULE)
-    done = run(tmp_path, SKIPPED + GPU + GOOD, "--forbid-skips")
+    done = run(tmp_path, SKIPPED + GPU + GOOD, "--forbid-skips", *processes)
     assert done.returncode == 1, done.stdout
     behind = done.stdout.partition("skipped, but only gpu tests may be")[2]
     assert "test_it.py::test_skipped: Skipped: no browser here" in behind

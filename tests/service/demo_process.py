@@ -110,7 +110,7 @@ class Demo:
         found += [f"process {pid}" for pid, born in self.seen.items() if _born(pid) == born]
         found += [str(path) for path in self.folder.iterdir()]
         segments = [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shared_memory]
-        return found + [path for path in segments if not _mapped(path)]
+        return found + [path for path in segments if not _mapped(path) and os.path.exists(path)]
 
     def assert_nothing_left(self, timeout: float = 0.0) -> None:
         """At once after a normal end; `timeout` is for ends that only the warden sees."""
@@ -128,8 +128,8 @@ def _mapped(path: str) -> bool:
         try:
             if path in maps.read_text():
                 return True
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # ended meanwhile
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            pass  # ended meanwhile, or another user's
     return False
 
 
