@@ -163,7 +163,7 @@ class JobRequest(Input):
         if self.bundle is not None:
             workdir = self.workdir or ""
             for name, path in (("workdir", workdir), ("script", _joined(workdir, self.script))):
-                if posixpath.normpath(path).split("/")[0] == "..":
+                if not path.startswith("~") and posixpath.normpath(path).split("/")[0] == "..":
                     raise ValueError(
                         f"{name}: {path!r:.200} leads out of the bundle; give a path inside it, or "
                         "one of the nodes, which begins with / or ~"

@@ -62,7 +62,14 @@ def test_strategies_are_spelled_for_one_or_two_levels(strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("script", "workdir"),
-    [("../train.py", "lib"), ("a", "/data/../x"), ("../a", "~/x"), ("/a", "b"), ("a", "./b/../c")],
+    [
+        ("../train.py", "lib"),
+        ("a", "/data/../x"),
+        ("../a", "~/x"),
+        ("a", "~/../../x"),
+        ("/a", "b"),
+        ("a", "./b/../c"),
+    ],
 )
 def test_paths_inside_a_bundle_or_of_the_nodes_are_taken(script: str, workdir: str) -> None:
     """What stays inside the bundle is taken, and so is what begins with / or ~."""
