@@ -161,15 +161,15 @@ async def _log(
 ) -> dict[str, Any]:
     """The end of one rank's output."""
     path = f"/jobs/{path_part(job['id'])}/ranks/{rank}/logs/{stream}"
+    # as static/log.js has it
     empty, more = ("no output", "") if job["ended_at"] else ("no output yet", " so far")
     shown = {"rank": rank, "stream": stream, "full_url": f"/api/v1{path}"}
-    shown |= {"empty": empty, "more": more}
     if not placed:
         return shown | {"text": "", "next": 0, "note": empty}
     query = {"offset": -TAIL, "limit": TAIL}
     answer = await user.api.answer("GET", path, params=query)
     size = int(answer.headers["unisono-size"])
-    note = f"{size:,} bytes{shown['more']}" if size else empty
+    note = f"{size:,} bytes{more}" if size else empty
     if size > TAIL:
         note = f"the end of {size:,} bytes"
     tail = {"text": answer.text, "next": int(answer.headers["unisono-next-offset"])}

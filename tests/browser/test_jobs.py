@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_a_job_is_watched_until_it_completes(tabs: Tabs, api: Api) -> None:
     expect(page.locator("#phases .row")).to_have_count(2)
     state(page, "completed")
     expect(page.locator("#fresh-text")).to_have_text("final: the job is over")
+    expect(page.locator("#log-note")).to_have_text(re.compile(r"^[\d,]+ bytes$"))
     figures = page.locator(".figures")
     expect(figures).to_contain_text("identical")
     for width in (1440, 390, 1280):

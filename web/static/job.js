@@ -50,6 +50,7 @@ function apply(kind, frame) {
     changed ||= shapes.has("job") && shapes.get("job") !== shape;
     shapes.set("job", shape);
     state = frame.job.state;
+    if (frame.job.ended_at) log.end();
     progress(frame.job.progress ?? {});
   }
   for (const rank of frame.ranks ?? []) {

@@ -20,6 +20,8 @@ export class Log {
     this.next = Number(this.pre.dataset.next);
     this.busy = null;
     this.length = this.pre.textContent.length;
+    /** Whether the job is over, so that nothing more comes. */
+    this.over = false;
     document.getElementById("log-follow-box").hidden = false;
     document.getElementById("log-show").hidden = true;
     for (const box of [this.rankBox, this.streamBox]) {
@@ -94,7 +96,7 @@ export class Log {
       const answer = await fetch(`${url}?offset=${offset}&limit=${TAIL}`, { cache: "no-store" });
       if (this.busy !== asked) return;
       if (!answer.ok) {
-        setText(this.note, answer.status === 404 ? this.note.dataset.empty : `could not be read (${answer.status})`);
+        setText(this.note, answer.status === 404 ? this.#size() : `could not be read (${answer.status})`);
         return;
       }
       const from = Number(answer.headers.get("Unisono-Offset"));
@@ -134,8 +136,20 @@ export class Log {
         this.pre.firstChild.remove();
       }
     }
-    setText(this.note, this.length ? `${this.next.toLocaleString("en-US")} bytes${this.note.dataset.more}` : this.note.dataset.empty);
+    setText(this.note, this.#size());
     this.#bottom();
+  }
+
+  /** The job is over: what the note says of the output holds for good. */
+  end() {
+    const said = this.#size();
+    this.over = true;
+    if (this.note.textContent === said) setText(this.note, this.#size());
+  }
+
+  #size() {
+    if (!this.length) return this.over ? "no output" : "no output yet";
+    return `${this.next.toLocaleString("en-US")} bytes${this.over ? "" : " so far"}`;
   }
 
   #bottom() {
