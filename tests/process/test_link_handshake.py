@@ -22,7 +22,7 @@ import websockets.asyncio.server
 import websockets.sync.client
 import websockets.sync.server
 from resources import descriptors, threads
-from thread_ranks import addresses
+from thread_ranks import ThreadRanks, addresses, socket_groups
 from waiting import eventually
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
@@ -30,6 +30,7 @@ from websockets.typing import Subprotocol
 import collective
 from collective.descriptor import describe
 from collective.group import Group
+from collective.links.shared_memory import SharedOutlet
 from collective.links.wire import HEADER, HEADER_SIZE, FrameKind, Header
 from collective.program import SEGMENT
 
@@ -259,6 +260,14 @@ def test_who_does_not_come_is_named() -> None:
     assert caught.value.rank == 1
     assert time.monotonic() - start < 5
     assert (descriptors(), threads()) == before
+
+
+def test_ranks_that_meet_by_addresses_share_no_memory() -> None:
+    """The same host in two addresses does not show that ranks see the same memory."""
+    with ThreadRanks(2, groups=socket_groups(2)) as ranks:
+        for group in ranks.groups:
+            (outlet,) = group._communicator.outlets.values()  # type: ignore[union-attr]
+            assert not isinstance(outlet, SharedOutlet)
 
 
 # -- a rank made of a stock library ---------------------------------------------------------------
