@@ -61,8 +61,8 @@ class BundleFiles:
                 await self._storage.run(lambda: _sync(file))
             files = await self._storage.run(lambda: self._check(temporary))
             digest = hasher.hexdigest()
-            place = functools.partial(self._place, temporary=temporary, digest=digest)
-            await self._storage.write(functools.partial(place, size=size, files=files))
+            row = Bundle(digest=digest, size=size, files=files, created_at=time.time())
+            await self._storage.write(lambda session: self._place(session, temporary, row))
         except OSError as error:
             if is_full(error):
                 raise StorageFull("the disk of the data folder is full") from error
@@ -71,11 +71,11 @@ class BundleFiles:
             temporary.unlink(missing_ok=True)
         return digest, size, files
 
-    def _place(self, session: Session, temporary: Path, digest: str, size: int, files: int) -> None:
+    def _place(self, session: Session, temporary: Path, row: Bundle) -> None:
         """In the writer's thread, which also deletes old bundles, so that this one stays."""
-        temporary.replace(self.path(digest))
-        session.execute(delete(Leftover).where(Leftover.path == f"bundles/{file_name(digest)}"))
-        session.merge(Bundle(digest=digest, size=size, files=files, created_at=time.time()))
+        temporary.replace(self.path(row.digest))
+        session.execute(delete(Leftover).where(Leftover.path == f"bundles/{file_name(row.digest)}"))
+        session.merge(row)
 
     def _check(self, path: Path) -> int:
         """Number of files in an archive whose members may all be unpacked."""

@@ -13,7 +13,6 @@ from api import models
 from api.attempt import UNSETTLED, AttemptState, Part
 from api.inbox import Inbox
 from api.jobs import JobState, store
-from api.models import Rank
 from api.storage import Storage, StorageUnavailable
 
 log = logging.getLogger("unisono.jobs")
@@ -61,9 +60,10 @@ class Keeper:
             for name, value in values.items():
                 setattr(row, name, value)
             if values["phase"] == "over":
+                rank = models.Rank
                 for state, end in UNSETTLED.items():
-                    open_ranks = (Rank.attempt_id == attempt.id, Rank.state == state)
-                    session.execute(update(Rank).where(*open_ranks).values(state=end))
+                    unsettled = (rank.attempt_id == attempt.id, rank.state == state)
+                    session.execute(update(rank).where(*unsettled).values(state=end))
 
         await self._keep(attempt.id, work)
 

@@ -435,7 +435,7 @@ class LinkRequest:
     dialler: int
     #: the rank that is dialled, and sends the data unless the dialler `sends`
     target: int
-    #: "collective", "p2p", "tensor" or "line"
+    #: one of `collective.links.handshake.CHANNELS`
     channel: str
     #: whether the dialler sends the data, since the target cannot dial it
     sends: bool = False
