@@ -7,10 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from collective.strategies import parse
-from collective.units import parse_size
 from unisono import bench_mpi, bench_network, bench_output
+from unisono.bench_arguments import (
+    USAGE,
+    Json,
+    Link,
+    Operations,
+    Ranks,
+    Repeats,
+    Sizes,
+    Topology,
+    operations_of,
+    places_of,
+    sizes_of,
+)
 from unisono.bench_choices import choices
-from unisono.bench_layout import Layout, layouts
+from unisono.bench_layout import Layout
 from unisono.bench_links import links, predicted
 from unisono.bench_plot import plot
 from unisono.bench_run import run_ranks
@@ -23,82 +35,44 @@ app.command()(links)
 app.command()(plot)
 app.command()(choices)
 
-OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 PEERS = ("gloo", "mpi")
 #: the same for tensors on CUDA devices
 CUDA_PEERS = ("gloo", "nccl")
-#: a wrong argument, as for options that typer checks
-_USAGE = 2
-
-_Topology = Annotated[
-    str,
-    typer.Option(
-        metavar="flat|NxM|A,B,…",
-        help="flat: one rank per node; 2x2: two nodes of two ranks; 1,4,2: the ranks of each node.",
-        rich_help_panel="Ranks",
-    ),
-]
-_Ranks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N,…",
-        help="With flat: numbers of ranks, one after the other (2,4).",
-        show_default=False,
-        rich_help_panel="Ranks",
-    ),
-]
-_Link = Annotated[
-    str | None,
-    typer.Option(
-        metavar="websocket|shm",
-        help="One kind of link for all pairs. Without it, ranks of a node exchange through shared "
-        "memory and nodes over WebSocket.",
-        show_default=False,
-        rich_help_panel="Ranks",
-    ),
-]
-_Bandwidth = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATE",
-        help="Of each node's card, such as 1Gbit: every node is a network namespace (root).",
-        show_default=False,
-        rich_help_panel="Network",
-    ),
-]
-_Delay = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Round trip between nodes, such as 50ms, through a packet relay (root).",
-        show_default=False,
-        rich_help_panel="Network",
-    ),
-]
-_Strategy = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|NAME|all",
-        help="auto, one strategy such as ring or local=ring,between=ring, or all of them in turn.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
 @app.command()
 def collectives(
-    topology: _Topology = "flat",
-    ranks: _Ranks = None,
-    link: _Link = None,
-    bandwidth: _Bandwidth = None,
-    delay: _Delay = None,
-    sizes: Annotated[
-        str, typer.Option(metavar="SIZE,…", help="Bytes of the whole tensor.")
-    ] = "8,64Ki,1Mi,25Mi,100Mi",
-    operations: Annotated[
-        str, typer.Option(metavar="NAME,…", help=f"Of {', '.join(OPERATIONS)}.")
-    ] = "all_reduce",
-    strategy: _Strategy = "auto",
+    topology: Topology = "flat",
+    ranks: Ranks = None,
+    link: Link = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Of each node's card, such as 1Gbit: every node is a network namespace (root).",
+            show_default=False,
+            rich_help_panel="Network",
+        ),
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Round trip between nodes, such as 50ms, through a packet relay (root).",
+            show_default=False,
+            rich_help_panel="Network",
+        ),
+    ] = None,
+    sizes: Sizes = "8,64Ki,1Mi,25Mi,100Mi",
+    operations: Operations = "all_reduce",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|NAME|all",
+            help="auto, one strategy such as ring or local=ring,between=ring, or all of them "
+            "in turn.",
+        ),
+    ] = "auto",
     against: Annotated[
         str,
         typer.Option(
@@ -118,11 +92,8 @@ def collectives(
             metavar="cpu|cuda", help="Where the tensors are; ranks share out a node's GPUs."
         ),
     ] = "cpu",
-    repeats: Annotated[
-        int | None,
-        typer.Option(min=1, help="Per size (20; 5 from 25 MiB on).", show_default=False),
-    ] = None,
-    as_json: _Json = False,
+    repeats: Repeats = None,
+    as_json: Json = False,
 ) -> None:
     """Time collectives of float32 tensors, ours and other libraries' in turn.
 
@@ -138,27 +109,23 @@ def collectives(
 
       unisono bench collectives --ranks 4 --bandwidth 1Gbit --strategy ring
     """
-    chosen = [name.strip() for name in operations.split(",")]
-    for name in chosen:
-        if name not in OPERATIONS:
-            fail(f"--operations {name!r}: there are {', '.join(OPERATIONS)}", _USAGE)
     if strategy != "all":
         _check_strategy(strategy)
-    places = _layouts(topology, ranks, link)
+    places = places_of(topology, ranks, link)
     if empty and any(layout.link == "websocket" for layout in places):
         fail(
             "--empty is about ranks that share memory: take nodes of several ranks, such as "
             "--topology 1x4, and leave --link out",
-            _USAGE,
+            USAGE,
         )
     if device not in ("cpu", "cuda"):
-        fail(f"--device {device!r}: there are cpu and cuda", _USAGE)
+        fail(f"--device {device!r}: there are cpu and cuda", USAGE)
     if device == "cuda":
         _check_cuda(empty)
     work = {
         "what": "collectives",
-        "sizes": [_size(text) for text in sizes.split(",")],
-        "operations": chosen,
+        "sizes": sizes_of(sizes),
+        "operations": operations_of(operations),
         **_network(bandwidth, delay, places),
         "against": _against(against, PEERS if device == "cpu" else CUDA_PEERS, places),
         "empty": empty,
@@ -170,9 +137,9 @@ def collectives(
 
 @app.command()
 def ddp(
-    topology: _Topology = "flat",
-    ranks: _Ranks = None,
-    link: _Link = None,
+    topology: Topology = "flat",
+    ranks: Ranks = None,
+    link: Link = None,
     strategy: Annotated[
         str, typer.Option(metavar="auto|NAME", help="auto, or one strategy for all operations.")
     ] = "auto",
@@ -182,11 +149,11 @@ def ddp(
     batch: Annotated[int, typer.Option(help="Samples per rank.", min=1)] = 64,
     bucket_mib: Annotated[int, typer.Option(help="DDP's bucket_cap_mb.", min=1)] = 4,
     repeats: Annotated[int, typer.Option(help="Steps.", min=1)] = 20,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Time a training step of DistributedDataParallel with several buckets."""
     _check_strategy(strategy)
-    places = _layouts(topology, ranks, link)
+    places = places_of(topology, ranks, link)
     work = {
         "what": "ddp",
         # torch trains over the backends that it has itself: MPI is not among them
@@ -207,13 +174,13 @@ def _network(bandwidth: str | None, delay: str | None, places: list[Layout]) -> 
     try:
         asked = bench_network.asked(bandwidth, delay)
     except ValueError as error:
-        fail(f"--bandwidth or --delay: {error}", _USAGE)
+        fail(f"--bandwidth or --delay: {error}", USAGE)
     for layout in places:
         if len(layout.nodes) == 1 and layout.ranks > 1:
             fail(
                 "--bandwidth and --delay are of the network between nodes, and there is one node: "
                 "leave them out, or take more nodes, such as --topology 2x2",
-                _USAGE,
+                USAGE,
             )
     reason = bench_network.why_not()
     if reason is not None:
@@ -224,28 +191,11 @@ def _network(bandwidth: str | None, delay: str | None, places: list[Layout]) -> 
     return asked
 
 
-def _size(text: str) -> int:
-    try:
-        size = parse_size(text.strip())
-    except ValueError as error:
-        fail(f"--sizes: {error}", _USAGE)
-    if size < 1:
-        fail(f"--sizes {text.strip()}: a tensor has at least 1 byte", _USAGE)
-    return size
-
-
 def _check_strategy(text: str) -> None:
     try:
         parse(text)
     except ValueError as error:
-        fail(f"--strategy: {error}", _USAGE)
-
-
-def _layouts(topology: str, ranks: str | None, link: str | None) -> list[Layout]:
-    try:
-        return layouts(topology, ranks, link)
-    except ValueError as error:
-        fail(str(error), _USAGE)
+        fail(f"--strategy: {error}", USAGE)
 
 
 def _against(text: str, there: tuple[str, ...], places: list[Layout]) -> list[str]:
@@ -254,7 +204,7 @@ def _against(text: str, there: tuple[str, ...], places: list[Layout]) -> list[st
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in there:
-            fail(f"--against {name!r}: there is {', '.join(there)}, or none", _USAGE)
+            fail(f"--against {name!r}: there is {', '.join(there)}, or none", USAGE)
     if "mpi" in names:
         for layout in places:
             reason = bench_mpi.why_not(layout)
@@ -265,7 +215,7 @@ def _against(text: str, there: tuple[str, ...], places: list[Layout]) -> list[st
 
 def _check_cuda(empty: bool) -> None:
     if empty:
-        fail("--empty makes tensors in host memory: leave out --device cuda", _USAGE)
+        fail("--empty makes tensors in host memory: leave out --device cuda", USAGE)
     import torch
 
     if not torch.cuda.is_available():

@@ -8,9 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from collective.units import format_size, format_time, parse_size
+from collective.units import format_size, format_time
 from unisono import bench_output
-from unisono.bench_layout import Layout, layouts
+from unisono.bench_arguments import (
+    Json,
+    Operations,
+    Repeats,
+    Sizes,
+    operations_of,
+    places_of,
+    sizes_of,
+)
+from unisono.bench_layout import Layout
 from unisono.bench_run import run_ranks
 from unisono.commands.console import fail
 
@@ -44,9 +53,14 @@ class Choice:
     again: float | None
 
     @property
+    def nearest(self) -> float:
+        """The lower of both ratios."""
+        return min(self.ratio, self.again or self.ratio)
+
+    @property
     def kept(self) -> bool:
         """Whether either measurement is within the bound."""
-        return min(self.ratio, self.again or self.ratio) <= BOUND
+        return self.nearest <= BOUND
 
 
 def choices(
@@ -62,36 +76,25 @@ def choices(
             show_default=False,
         ),
     ] = None,
-    sizes: Annotated[
-        str, typer.Option(metavar="SIZE,…", help="Bytes of the tensor.")
-    ] = "8,4Ki,64Ki,256Ki,1Mi,4Mi,25Mi",
-    operations: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Such as all_reduce,broadcast.")
-    ] = "all_reduce",
-    repeats: Annotated[
-        int | None,
-        typer.Option(min=1, help="Per size (20; 5 from 25 MiB on).", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    sizes: Sizes = "8,4Ki,64Ki,256Ki,1Mi,4Mi,25Mi",
+    operations: Operations = "all_reduce",
+    repeats: Repeats = None,
+    as_json: Json = False,
 ) -> None:
     """Time auto in turn with all fixed strategies, and show how near it is to the best of them."""
-    try:
-        places = (
-            layouts(topology, None, None)
-            if topology is not None
-            else [place for name in link.split(",") for place in layouts("flat", ranks, name)]
-        )
-        work = {
-            "what": "collectives",
-            "sizes": [parse_size(text.strip()) for text in sizes.split(",")],
-            "operations": operations.split(","),
-            "against": [],
-            "empty": False,
-            "device": "cpu",
-            "repeats": repeats,
-        }
-    except ValueError as error:
-        fail(str(error), 2)
+    if topology is not None:
+        places = places_of(topology, None, None)
+    else:
+        places = [one for name in link.split(",") for one in places_of("flat", ranks, name.strip())]
+    work = {
+        "what": "collectives",
+        "sizes": sizes_of(sizes),
+        "operations": operations_of(operations),
+        "against": [],
+        "empty": False,
+        "device": "cpu",
+        "repeats": repeats,
+    }
     found: list[Choice] = []
     where = bench_output.machine()
     if not as_json:
@@ -104,7 +107,7 @@ def choices(
     if as_json:
         print(bench_output.results("choices", where, [asdict(choice) for choice in found]))
     elif found:
-        worst = max(found, key=lambda choice: min(choice.ratio, choice.again or choice.ratio))
+        worst = max(found, key=lambda choice: choice.nearest)
         kept = sum(choice.kept for choice in found)
         print(
             f"\n{kept} of {len(found)} within {BOUND} of the best fixed strategy; the furthest: "

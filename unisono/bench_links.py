@@ -13,6 +13,7 @@ from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
 from collective.strategies import engines, parse
 from collective.units import format_rate, format_time
+from unisono.bench_arguments import USAGE, Json
 from unisono.bench_layout import Layout, layouts
 from unisono.bench_output import machine, results
 from unisono.commands.console import fail, table
@@ -24,7 +25,7 @@ def links(
     link: Annotated[
         str, typer.Option(help="Kinds to measure, separated by commas: websocket, shm.")
     ] = "websocket,shm",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
     from unisono.bench_run import run_ranks
@@ -32,7 +33,7 @@ def links(
     kinds = [text.strip() for text in link.split(",")]
     for kind in kinds:
         if kind not in figures.KINDS:
-            fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}")
+            fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}", USAGE)
     found, where = [], machine()
     for kind in kinds:
         (layout,) = layouts("flat", "2", kind)

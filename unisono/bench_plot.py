@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from collective.units import format_rate, format_size, format_time
+from unisono.bench_arguments import USAGE
 from unisono.bench_output import SCHEMA
 from unisono.commands.console import fail
 
@@ -54,7 +55,7 @@ def plot(
     for row in rows:
         cases.setdefault(title(row), []).append(row)
     if not cases:
-        fail(f"{', '.join(map(str, results))}: no rows to draw")
+        fail(f"{', '.join(map(str, results))}: no rows to draw", USAGE)
     out.mkdir(parents=True, exist_ok=True)
     for name, found in cases.items():
         path = out / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".svg")
@@ -67,12 +68,13 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        fail(f"{path} cannot be read as results: {error}")
+        fail(f"{path} cannot be read as results: {error}", USAGE)
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA or found.get("command") != "collectives":
         fail(
             f"{path} holds {schema or 'no schema'} of {found.get('command') if schema else '—'}, "
-            f"not {SCHEMA} of collectives: write it with unisono bench collectives --json"
+            f"not {SCHEMA} of collectives: write it with unisono bench collectives --json",
+            USAGE,
         )
     rows: list[dict[str, Any]] = found["rows"]
     settings = {row["setting"] for row in rows}
