@@ -74,11 +74,14 @@ def known(kind: str) -> figures.Figures | None:
 def predicted(layout: Layout, row: dict[str, Any]) -> float | None:
     """What the cost model says of a benchmark's row, from figures of its kind of link.
 
-    None where these have not been measured on this machine, or a network was put between ranks.
+    None where these have not been measured on this machine, a network was put between ranks, or
+    tensors were on devices, whose copies the figures know nothing of.
     """
+    if row["ranks"] < 2 or row["bandwidth"] or row["delay"] or row["device"] != "cpu":
+        return None
     across, *within = (known(kind) for kind in layout.link.split("+")[::-1])
     local = within[0] if within else across
-    if across is None or local is None or row["ranks"] < 2 or row["bandwidth"] or row["delay"]:
+    if across is None or local is None:
         return None
     if engines(parse(row["strategy"])):
         return None  # another library has no schedule

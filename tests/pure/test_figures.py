@@ -64,13 +64,14 @@ def test_a_spoilt_file_is_named(cache: Path, text: str) -> None:
 
 
 def test_a_row_is_predicted_from_the_figures_of_its_links() -> None:
-    """All ranks share the machine; without figures, or on another network, nothing is said."""
+    """All ranks share the machine; without figures, on a network or devices, nothing is said."""
     flat = Layout("flat", (1, 1), "websocket")
     assert predicted(flat, ROW) is None
     figures.store(FIGURES)
     topology = uniform(1, 2, FIGURES.link, FIGURES.link, FIGURES.machine)
     assert predicted(flat, ROW) == predict("ring", Kind.ALL_REDUCE, topology, 8).seconds
     assert predicted(flat, ROW | {"delay": 0.05}) is None
+    assert predicted(flat, ROW | {"device": "cuda", "strategy": "device"}) is None
     assert predicted(Layout("1x2", (2,), "shm"), ROW) is None
 
 
