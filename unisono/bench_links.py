@@ -16,9 +16,10 @@ from collective.units import format_rate, format_time
 from unisono.bench_arguments import USAGE, Json
 from unisono.bench_layout import Layout, layouts
 from unisono.bench_output import machine, results
+from unisono.bench_run import run_ranks
 from unisono.commands.console import fail, table
 
-__all__ = ["known", "links", "predicted"]
+__all__ = ["links", "predicted"]
 
 
 def links(
@@ -28,8 +29,6 @@ def links(
     as_json: Json = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
-    from unisono.bench_run import run_ranks
-
     kinds = [text.strip() for text in link.split(",")]
     for kind in kinds:
         if kind not in figures.KINDS:
@@ -38,7 +37,10 @@ def links(
     for kind in kinds:
         (layout,) = layouts("flat", "2", kind)
         (row,) = run_ranks({"what": "links", "link": kind}, layout, "auto")
-        figures.store(figures.Figures(**row))
+        try:
+            figures.store(figures.Figures(**row))
+        except (OSError, ValueError) as error:
+            fail(f"what was measured cannot be kept: {error}")
         found.append(row)
     if as_json:
         print(results("links", where, found))
@@ -63,7 +65,7 @@ def links(
     print(f"kept in {figures.path()}, for unisono plan --measured and unisono bench collectives")
 
 
-def known(kind: str) -> figures.Figures | None:
+def _known(kind: str) -> figures.Figures | None:
     """What was measured here for a kind of link."""
     try:
         return figures.load(kind)
@@ -79,7 +81,7 @@ def predicted(layout: Layout, row: dict[str, Any]) -> float | None:
     """
     if row["ranks"] < 2 or row["bandwidth"] or row["delay"] or row["device"] != "cpu":
         return None
-    across, *within = (known(kind) for kind in layout.link.split("+")[::-1])
+    across, *within = (_known(kind) for kind in layout.link.split("+")[::-1])
     local = within[0] if within else across
     if across is None or local is None:
         return None

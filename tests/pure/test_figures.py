@@ -6,12 +6,13 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
 from collective import figures
 from collective.benchmark_links import per_byte, slope
@@ -20,6 +21,7 @@ from collective.figures import Figures, Sample
 from collective.prediction import predict
 from collective.program import SEGMENT
 from collective.schedule import Kind
+from unisono import bench, bench_links
 from unisono.bench_layout import Layout
 from unisono.bench_links import predicted
 from unisono.bench_plot import draw, title
@@ -61,6 +63,19 @@ def test_a_spoilt_file_is_named(cache: Path, text: str) -> None:
     cache.write_text(text.replace("KEY", key))
     with pytest.raises(ValueError, match=r"links\.json .*remove it and measure again"):
         figures.load("websocket")
+
+
+def test_figures_that_cannot_be_kept_are_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that measured them ends with the file's name and what to do."""
+    monkeypatch.setattr(bench_links, "run_ranks", lambda *_: [asdict(FIGURES)])
+    cache.parent.mkdir()
+    cache.write_text("{")
+    done = CliRunner().invoke(bench.app, ["links", "--link", "websocket"])
+    assert done.exit_code == 5
+    assert "links.json is no JSON" in done.stderr
+    assert "remove it and measure again" in done.stderr
 
 
 def test_a_row_is_predicted_from_the_figures_of_its_links() -> None:
