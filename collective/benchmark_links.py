@@ -52,7 +52,7 @@ def run(kind: str) -> Figures:
     # a ring sends and receives one segment more per rank than a swap
     per_segment = max(0.0, (sum(ring.cores) - sum(direct.cores)) / 4)
     per_call = max(0.0, sum(direct.cores) / 2 - 2 * per_segment)
-    hop = ((star.seconds - per_call) / 2 + direct.seconds - per_call) / 2
+    hop = max(0.0, ((star.seconds - per_call) / 2 + direct.seconds - per_call) / 2)
     latency = max(0.0, hop - 2 * per_segment)
     per_second = slope(_LARGE, [cost.seconds for cost in large])
     rate = 1 / per_second if per_second > 0 else _LARGE[-1] / large[-1].seconds

@@ -159,7 +159,7 @@ def _told(outlet: Outlet, deadline: float, label: str) -> dict[int, Sample]:
     _, body = until(lambda: outlet.hear(FrameKind.FIGURES), outlet, select.POLLIN, deadline, label)
     try:
         return decoded(json.loads(body))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ProtocolError(f"{label} tells of measurements that are none: {error}") from None
 
 

@@ -77,8 +77,9 @@ class Figures:
     rate: float
 
     def __post_init__(self) -> None:
-        for name, least in (("bandwidth", 1.0), ("rate", 1.0), ("cores", 1), ("latency", 0.0)):
-            value = getattr(self, name)
+        least_of = {"bandwidth": 1.0, "rate": 1.0, "cores": 1}
+        for name in (field.name for field in fields(self) if field.name != "kind"):
+            value, least = getattr(self, name), least_of.get(name, 0.0)
             if not least <= value < math.inf:
                 raise ValueError(f"measured {name} is {value!r}, not {least} or more")
 

@@ -73,7 +73,7 @@ class Facts:
                 None if measured is None else Figures(**measured),
                 decoded(found["samples"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ProtocolError(
                 f"{label} says nothing of use about itself ({error!r}); "
                 "do all ranks run the same version?"

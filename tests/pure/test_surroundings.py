@@ -49,6 +49,10 @@ def test_what_a_rank_says_is_read_back() -> None:
         Facts(2, "x").encode().replace(b'"samples": {}', b'"samples": {"4": [0, 1]}'),
         Facts(2, "x").encode().replace(b'"samples": {}', b'"samples": {"4": [1e-5, NaN]}'),
         Facts(2, "x").encode().replace(b'"figures": null', b'"figures": {"kind": "shm"}'),
+        Facts(2, "x").encode().replace(b'"cores": 2', b'"cores": Infinity'),
+        Facts(2, "x", figures=FIGURES).encode().replace(b'"per_call": 5e-05', b'"per_call": "x"'),
+        Facts(2, "x", figures=FIGURES).encode().replace(b'"per_byte": 2e-10', b'"per_byte": NaN'),
+        Facts(2, "x", figures=FIGURES).encode().replace(b'"per_byte": 2e-10', b'"per_byte": -1'),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_names_the_peer(body: bytes) -> None:
