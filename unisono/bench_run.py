@@ -62,7 +62,8 @@ def _run_on(
         "UNISONO_BENCH": json.dumps(work),
         **(bench_mpi.environment(layout, interface) if with_mpi else {}),
     }
-    command = [sys.executable, "-m", "collective.benchmark"]
+    # -P: nothing in the folder that the user is in takes the place of a module
+    command = [sys.executable, "-P", "-m", "collective.benchmark"]
     ranks = [
         (
             hosts[layout.node_of(rank)].command(*command) if hosts else command,

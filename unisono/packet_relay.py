@@ -47,7 +47,7 @@ def relayed(hosts: int, *, delay: float, rate: float | None = None) -> Iterator[
             network.address(host, "eth0")
             devices.append(f"{descriptor}={host.ipv4}")
         relay = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(delay / 2), str(rate or 0), *devices],
+            [sys.executable, "-P", "-m", __name__, str(delay / 2), str(rate or 0), *devices],
             stdin=subprocess.PIPE,  # its end is the relay's end, also where this process is killed
             pass_fds=[int(device.partition("=")[0]) for device in devices],
         )

@@ -30,7 +30,8 @@ def within(limit: float) -> Sample:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    command = [sys.executable, "-m", "collective.links.probe_here", str(theirs.fileno())]
+    # -P: nothing in the folder that the user is in takes the place of a module
+    command = [sys.executable, "-P", "-m", "collective.links.probe_here", str(theirs.fileno())]
     other = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
     deadline = time.monotonic() + _START

@@ -27,7 +27,7 @@ ROW = {
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "unisono.cli", "bench", *arguments]
+    command = [sys.executable, "-P", "-m", "unisono.cli", "bench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
@@ -98,12 +98,16 @@ def test_every_strategy_of_an_operation_is_timed_beside_auto() -> None:
 def test_links_are_measured_and_their_rows_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Figures of real ranks are plausible, and say of later rows what the cost model expects."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    """Figures of real ranks are plausible, and say of later rows what the cost model expects;
+    a user's own collective.py in the folder is not what ranks import."""
+    monkeypatch.setenv("UNISONO_CACHE_DIR", str(tmp_path))
+    (tmp_path / "collective.py").write_text("raise SystemExit('a module of the user')\n")
+    monkeypatch.chdir(tmp_path)
     (row,) = rows_of("links", "--link", "shm")
     assert row["kind"] == "shm"
     assert 0 < row["round_trip"] < 1
     assert row["rate"] > 1e6
+    assert (tmp_path / "links.json").exists()
     (row,) = rows_of(
         "collectives", "--topology", "1x2", "--sizes", "8", "--repeats", "1", "--against", "none"
     )
