@@ -85,7 +85,10 @@ class ProbeServer:
         with self._lock:
             self._closed = True
             for connection in self._open:
-                connection.shutdown(socket.SHUT_RDWR)
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the other node broke it off: its thread is about to see that
 
 
 @dataclass(frozen=True)

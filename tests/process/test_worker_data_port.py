@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import select
 import socket
 import struct
 import threading
@@ -367,6 +368,19 @@ def test_another_node_measures_its_link(node: Node) -> None:
     with pytest.raises(Refused, match=r"belongs to another cluster.*\(401\)"):
         measure_peer("127.0.0.1", port, "wrong")
     eventually(lambda: not node.probes._open, 5, "the measurement ends on this side")
+
+
+def test_a_broken_measurement_holds_up_no_end() -> None:
+    """An agent that leaves does so, also while another node breaks its measurement off."""
+    probes = ProbeServer()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()  # a reset
+    eventually(lambda: select.select([ours], [], [], 0)[0])
+    probes._open.add(ours)  # as until its thread has run
+    probes.close()
+    ours.close()
 
 
 def test_a_node_that_cannot_be_measured_is_named(
