@@ -8,7 +8,6 @@ what a byte costs at either end.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 from collective.benchmark import set_strategy, slowest
 from collective.figures import Figures
+from collective.machine import cores
 from collective.program import SEGMENT
 
 _SMALL = 8
@@ -71,7 +71,7 @@ def run(kind: str) -> Figures:
         per_segment=per_segment,
         per_byte=received,
         per_byte_sent=sent,
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
         round_trip=2 * hop,
         rate=rate,
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from collective.machine import cores
 from collective.units import format_rate, format_size, format_time
 from unisono.bench_layout import Layout
 
@@ -24,7 +25,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "load": round(os.getloadavg()[0], 1),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -50,11 +51,11 @@ def _cpu() -> str:
 
 def title(layout: Layout) -> str:
     """What stands above the rows of a layout."""
-    cores = len(os.sched_getaffinity(0))
+    here = f"{layout.link}, on {cores()} cores"
     if not layout.levels:
-        return f"{layout.ranks} ranks, {layout.link}, on {cores} cores"
+        return f"{layout.ranks} ranks, {here}"
     each = " + ".join(map(str, layout.nodes))
-    return f"{len(layout.nodes)} nodes with {each} ranks, {layout.link}, on {cores} cores"
+    return f"{len(layout.nodes)} nodes with {each} ranks, {here}"
 
 
 def head(layout: Layout, command: str, peers: Sequence[str]) -> str:
