@@ -140,8 +140,7 @@ class Network:
             self.address(host, "eth0")
             if rate is not None:
                 for where, device in ((switch, port), (host.namespace, "eth0")):
-                    shape = ("tbf", "rate", f"{rate:.0f}bit", "burst", _BURST, "latency", _QUEUE)
-                    _run("tc", "-n", where, "qdisc", "add", "dev", device, "root", *shape)
+                    _shape(where, device, rate)
 
     def address(self, host: Host, device: str) -> None:
         """Give a device of a host the host's addresses."""
@@ -165,8 +164,7 @@ class Network:
 
     def slow_down(self, host: Host, rate: float) -> None:
         """Let a host send so many bits per second and no more; what it receives stays as fast."""
-        shape = ("tbf", "rate", f"{rate:.0f}bit", "burst", _BURST, "latency", _QUEUE)
-        _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "eth0", "root", *shape)
+        _shape(host.namespace, "eth0", rate)
 
     def speed_up(self, host: Host) -> None:
         """Undo `slow_down` on a network without a rate."""
@@ -197,6 +195,12 @@ def _enter(descriptor: int) -> None:
     if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise NetworkError(f"cannot enter a network namespace: {os.strerror(number)}")
+
+
+def _shape(namespace: str, device: str, rate: float) -> None:
+    """Let a device send so many bits per second and no more."""
+    tbf = ("tbf", "rate", f"{rate:.0f}bit", "burst", _BURST, "latency", _QUEUE)
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *tbf)
 
 
 def _run(*command: str) -> None:
