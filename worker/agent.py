@@ -36,7 +36,7 @@ from worker.attempt import Attempt, Node
 from worker.bundles import Bundles
 from worker.connection import Connection, CredentialDead
 from worker.control import ControlPlane, Unreachable
-from worker.data_port import DataPort, Target, listen
+from worker.data_port import DEFAULT_PORT, DataPort, Target, listen
 from worker.devices import CpuSlots, discover, list_devices
 from worker.errors import LocalProblem, Refused
 from worker.interpreters import Interpreters
@@ -65,7 +65,7 @@ class Options:
     gpus: bool = True
     advertise: Sequence[str] = ()
     bind: str | None = None
-    data_port: int = 8701
+    data_port: int = DEFAULT_PORT
     envs: Mapping[str, str] = field(default_factory=dict)
 
 

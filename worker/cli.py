@@ -19,6 +19,7 @@ from rich.logging import RichHandler
 from collective.addresses import AddressError, parse_address
 from worker.agent import Agent, Options
 from worker.control import ControlPlane
+from worker.data_port import DEFAULT_PORT
 from worker.errors import LocalProblem, WorkerError
 from worker.probe_command import probe
 from worker.settings import Settings
@@ -63,7 +64,7 @@ def join(
     ] = None,
     data_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port for data from other nodes; 0 for any.")
-    ] = 8701,
+    ] = DEFAULT_PORT,
     state_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for the credential, the spool, bundles and run folders."),

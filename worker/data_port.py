@@ -24,10 +24,12 @@ from worker.errors import LocalProblem
 from worker.probing import ProbeServer
 from worker.rank_socket import RankConnection
 
-__all__ = ["DataPort", "Target", "global_rank"]
+__all__ = ["DEFAULT_PORT", "DataPort", "Target", "global_rank"]
 
 logger = logging.getLogger(__name__)
 
+#: where an agent listens unless told otherwise
+DEFAULT_PORT = 8701
 #: connections that are not handed over yet; more are closed at once
 MAX_PENDING = 4096
 

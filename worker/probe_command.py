@@ -15,17 +15,19 @@ from rich.table import Table
 
 from collective import figures
 from collective.addresses import AddressError, parse_address
+from collective.errors import RendezvousFailed
 from collective.machine import cores
 from collective.units import format_rate, format_time
+from worker.agent import own_addresses
+from worker.data_port import DEFAULT_PORT
 from worker.devices import discover, list_devices
 from worker.errors import LocalProblem
 from worker.interpreters import Interpreters
+from worker.probing import measure_peer, secret_of
 from worker.settings import Settings
 
 __all__ = ["probe"]
 
-#: where agents listen unless told otherwise
-DATA_PORT = 8701
 #: seconds that measuring shared memory should take
 _LIMIT = 0.3
 
@@ -40,7 +42,7 @@ def probe(
         typer.Option(
             metavar="HOST[:PORT]",
             help="Measure the links instead: shared memory here, and the one to the agent of "
-            f"another node at its data port ({DATA_PORT}).",
+            f"another node at its data port ({DEFAULT_PORT}).",
             show_default=False,
         ),
     ] = None,
@@ -66,15 +68,13 @@ def probe(
 
 
 def _measure(peer: str, state_dir: Path | None) -> list[dict[str, Any]]:
-    from collective.errors import RendezvousFailed
-    from collective.links.probe_here import within
-    from worker.probing import measure_peer, secret_of
+    from collective.links.probe_here import within  # loads numpy
 
     try:
         host, port = parse_address(peer)
     except AddressError as error:
         raise typer.BadParameter(str(error), param_hint="--peer") from None
-    found = measure_peer(host, DATA_PORT if port is None else port, secret_of(state_dir))
+    found = measure_peer(host, DEFAULT_PORT if port is None else port, secret_of(state_dir))
     try:
         here = within(_LIMIT)
     except RendezvousFailed as error:
@@ -109,8 +109,6 @@ def _show_links(links: list[dict[str, Any]]) -> None:
 
 
 def _offer(python: str, cpu_slots: int) -> dict[str, Any]:
-    from worker.agent import own_addresses
-
     found = Interpreters(Settings.read().probe_timeout).ask(python)
     try:
         devices = list_devices(discover(cpu_slots, lambda pid: False))
