@@ -13,6 +13,7 @@ from collective import paths
 from collective.cost import Link, Topology, lie_together
 from collective.schedule import Kind
 from collective.strategies import Flat, TwoLevel, parts, tree
+from collective.strategies.two_level import within_node
 
 
 def _flat(
@@ -112,30 +113,19 @@ def _two_level(
 ) -> paths.Cost:
     """The path through both levels, and the work of one node."""
     inside, near = strategy.local, on(topology.local)
-    shared = inside.name in parts.SHARED
-
-    def local(of: Kind, size: float) -> paths.Cost:
-        return _flat(inside, of, devices, near, size)
-
-    def rooted(size: float, ways: str) -> paths.Cost:
-        return _rooted(inside, devices, near, size, ways)
-
-    match kind:
-        case Kind.ALL_REDUCE if shared:
-            cost = local(Kind.REDUCE_SCATTER, nbytes) + local(Kind.ALL_GATHER, nbytes)
-        case Kind.ALL_REDUCE | Kind.REDUCE | Kind.BROADCAST:
-            cost = paths.Cost()
-            if kind is not Kind.BROADCAST:
-                cost += rooted(nbytes, "up")
-            if kind is not Kind.REDUCE:
-                cost += rooted(nbytes, "down")
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER if shared:
-            cost = local(kind, nbytes / nodes) + local(kind, nbytes * (nodes - 1) / nodes)
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            cost = rooted(nbytes / nodes, "up") + rooted(nbytes, "down")
-        case _:
-            cost = paths.tokens(near, devices, inside.arity or tree.TOKENS, confirm=True)
-    shares = devices if shared and kind is not Kind.BARRIER else 1
+    cost = paths.Cost()
+    for of, size in within_node(inside, kind, nodes, nbytes):
+        match of:
+            case Kind.REDUCE:
+                cost += _rooted(inside, devices, near, size, "up")
+            case Kind.BROADCAST:
+                cost += _rooted(inside, devices, near, size, "down")
+            case Kind.BARRIER:
+                cost += paths.tokens(near, devices, inside.arity or tree.TOKENS, confirm=True)
+            case _:
+                cost += _flat(inside, of, devices, near, size)
+    shared = inside.name in parts.SHARED and kind is not Kind.BARRIER
+    shares = devices if shared else 1
     # all that share the traffic between nodes share the card, too
     link = Link(topology.between.latency, topology.between.bandwidth / shares)
     across = _flat(strategy.between, kind, nodes, on(link), nbytes / shares)

@@ -1,10 +1,10 @@
 """How long a strategy takes on a cluster, and which one takes the least.
 
-A schedule of moderate size is simulated as it is (`collective.cost`).  Where a tensor has very many
-segments, two runs with fewer and larger ones tell how the time falls with their number: a pipeline
-of k segments takes A + B/k.  Where a schedule itself would be too large, a ring is simulated on one
-node that stands for all, other strategies of equal ranks have a formula, and two levels are added
-up.  Tests hold all of these against the simulation.
+A schedule of moderate size is simulated as it is (`collective.simulation`).  Where a tensor has
+very many segments, two runs with fewer and larger ones tell how the time falls with their number:
+a pipeline of k segments takes A + B/k.  Where a schedule itself would be too large, a ring is
+simulated on one node that stands for all, other strategies of equal ranks have a formula, and two
+levels are added up.  Tests hold all of these against the simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collective.shortcuts import FORMULAS, Found, at_many, ring
 from collective.simulation import simulate
 from collective.strategies import Flat, TwoLevel, available, build, parse, parts, tree
 from collective.strategies.spelling import SPELLINGS
-from collective.strategies.two_level import LEVELS, exists
+from collective.strategies.two_level import LEVELS, exists, within_node
 
 #: segments of a simulation, of all moves together: a quarter of a second
 _EVENTS = 10_000
@@ -218,37 +218,20 @@ def _levels(
     one = uniform(1, devices, topology.local, topology.between, topology.machine)
     across = uniform(nodes, 1, topology.local, topology.between, topology.machine)
 
-    def level(flat: Flat, of: Kind, where: Topology, size: float) -> float:
-        return _flat(flat, of, where, round(size), segment).seconds
-
-    def up(size: float) -> float:
-        return _rooted(inside, True, one, round(size), segment)
-
-    def down(size: float) -> float:
-        return _rooted(inside, False, one, round(size), segment)
-
-    inside, between = strategy.local, strategy.between
-    shared = inside.name in parts.SHARED
+    inside = strategy.local
     local = 0.0
-    match kind:
-        case Kind.ALL_REDUCE if shared:
-            local += level(inside, Kind.REDUCE_SCATTER, one, nbytes)
-            local += level(inside, Kind.ALL_GATHER, one, nbytes)
-        case Kind.ALL_REDUCE | Kind.REDUCE | Kind.BROADCAST:
-            if kind is not Kind.BROADCAST:
-                local += up(nbytes)
-            if kind is not Kind.REDUCE:
-                local += down(nbytes)
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER if shared:
-            local += level(inside, kind, one, nbytes / nodes)
-            local += level(inside, kind, one, nbytes * (nodes - 1) / nodes)
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            local += up(nbytes / nodes) + down(nbytes)
-        case _:
-            arity = inside.arity or tree.TOKENS
-            tokens = then(tree.confirm(devices, 0, arity), tree.release(devices, 0, arity))
-            local += _simulated(tokens, kind, one, 0, segment).seconds
-    return {"local": local, "between": level(between, kind, across, nbytes)}
+    for of, size in within_node(inside, kind, nodes, nbytes):
+        match of:
+            case Kind.REDUCE | Kind.BROADCAST:
+                local += _rooted(inside, of is Kind.REDUCE, one, round(size), segment)
+            case Kind.BARRIER:
+                arity = inside.arity or tree.TOKENS
+                tokens = then(tree.confirm(devices, 0, arity), tree.release(devices, 0, arity))
+                local += _simulated(tokens, kind, one, 0, segment).seconds
+            case _:
+                local += _flat(inside, of, one, round(size), segment).seconds
+    far = _flat(strategy.between, kind, across, nbytes, segment)
+    return {"local": local, "between": far.seconds}
 
 
 @lru_cache(maxsize=1024)

@@ -65,6 +65,28 @@ def exists(strategy: TwoLevel, kind: Kind, names: Sequence[str] | None = None) -
     return all(flat.name in local for flat in inside) and strategy.between.name in between
 
 
+def within_node(local: Flat, kind: Kind, nodes: int, nbytes: int) -> list[tuple[Kind, float]]:
+    """What the ranks of a node do among themselves for an operation of `nbytes` on alike `nodes`.
+
+    Operations and their bytes, for those who ask what each level takes.  A reduce is to the leader
+    and a broadcast from it, both without tokens; a barrier is the leader's tokens, up and down.
+    """
+    shared = local.name in parts.SHARED
+    match kind:
+        case Kind.ALL_REDUCE if shared:
+            return [(Kind.REDUCE_SCATTER, nbytes), (Kind.ALL_GATHER, nbytes)]
+        case Kind.ALL_REDUCE:
+            return [(Kind.REDUCE, nbytes), (Kind.BROADCAST, nbytes)]
+        case Kind.REDUCE | Kind.BROADCAST:
+            return [(kind, nbytes)]
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER if shared:
+            return [(kind, nbytes / nodes), (kind, nbytes * (nodes - 1) / nodes)]
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
+            return [(Kind.REDUCE, nbytes / nodes), (Kind.BROADCAST, nbytes)]
+        case _:
+            return [(Kind.BARRIER, 0)]
+
+
 def build(
     strategy: TwoLevel, kind: Kind, nodes: Nodes, root: int, names: Sequence[str] | None = None
 ) -> Schedule:
