@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-__all__ = ["LINKS", "Layout", "layouts"]
+from collective.figures import KINDS
 
-LINKS = ("websocket", "shm")
+__all__ = ["Layout", "layouts"]
+
 #: all of them run on this machine
 MAX_RANKS = 64
 _FORMS = (
@@ -90,13 +91,13 @@ def layouts(topology: str, ranks: str | None, link: str | None) -> list[Layout]:
     Args:
         topology: `flat`, `2x2` or `1,4,2`.
         ranks: numbers of ranks of `flat`, separated by commas; 2,4 if None.
-        link: one of `LINKS` for all pairs, or None for what the topology implies.
+        link: one of `figures.KINDS` for all pairs, or None for what the topology implies.
 
     Raises:
         ValueError: names the option and what it takes.
     """
-    if link is not None and link not in LINKS:
-        raise ValueError(f"--link {link!r}: there are {' and '.join(LINKS)}")
+    if link is not None and link not in KINDS:
+        raise ValueError(f"--link {link!r}: there are {' and '.join(KINDS)}")
     if topology != "flat":
         if ranks is not None:
             raise ValueError(
