@@ -50,10 +50,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def or_dash(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
-
-
 def machine(runs: Sequence[Run]) -> str:
     """On what it was measured."""
     found = runs[0]["machine"]
@@ -87,7 +83,7 @@ def libraries(runs: Sequence[Run]) -> str:
                         f"{row['peers'][name]['ratio']:.2f}",
                     )
                 ),
-                or_dash(aim(row)),
+                "" if (wanted := aim(row)) is None else f"{wanted:g}",
             ]
             for row in rows
         ],
