@@ -3,8 +3,9 @@
 A schedule of moderate size is simulated as it is (`collective.simulation`).  Where a tensor has
 very many segments, two runs with fewer and larger ones tell how the time falls with their number:
 a pipeline of k segments takes A + B/k.  Where a schedule itself would be too large, a ring is
-simulated on one node that stands for all, other strategies of equal ranks have a formula, and two
-levels are added up.  Tests hold all of these against the simulation.
+simulated on one node that stands for all, other strategies of equal ranks are estimated
+(`collective.estimate`), and two levels are added up.  Tests hold all of these against the
+simulation.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from collective.cost import Link, Topology, lie_together, slot_sizes, uniform
+from collective.cost import Topology, lie_together, slot_sizes, uniform
+from collective.estimate import estimate
 from collective.program import SEGMENT
 from collective.schedule import Kind, Schedule, then
-from collective.shortcuts import FORMULAS, Found, at_many, ring
+from collective.shortcuts import Found, at_many, ring
 from collective.simulation import simulate
 from collective.strategies import Flat, TwoLevel, available, build, parse, parts, tree
 from collective.strategies.spelling import SPELLINGS
@@ -128,20 +130,17 @@ def _flat(strategy: Flat, kind: Kind, topology: Topology, nbytes: int, segment: 
     if not quadratic or 2 * ranks * ranks <= _EVENTS:
         schedule = build(strategy, kind, ranks)
         return _simulated(schedule, kind, topology, nbytes, segment)
-    link = _only_link(topology)
-    if link is None or not topology.machine.free:
+    if not _one_kind(topology) or not topology.machine.free:
         raise TooLarge(
             f"{kind.value} by {strategy} on {ranks} ranks has too many moves to be simulated; "
             f"take two levels, or fewer ranks"
         )
-    return FORMULAS[kind, strategy.name](ranks, link, nbytes)
+    return Found(estimate(strategy, kind, topology, nbytes), None, "formula")
 
 
-def _only_link(topology: Topology) -> Link | None:
-    """The link between any two ranks, if there is but one kind, which no two ranks share."""
-    if len(topology.nodes) == 1:
-        return topology.local
-    return topology.between if topology.ranks == len(topology.nodes) else None
+def _one_kind(topology: Topology) -> bool:
+    """Whether there is but one kind of link between any two ranks, which no two ranks share."""
+    return len(topology.nodes) in (1, topology.ranks)
 
 
 def _simulated(

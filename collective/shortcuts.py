@@ -1,16 +1,11 @@
-"""Times of schedules that are too large to be simulated as they are.
-
-A ring of nodes that are alike is simulated on one node.  Strategies of equal ranks have formulas:
-α + β·bytes, added up along the steps.
-"""
+"""Times of what is too large to be simulated as it is: many segments, and rings of many ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil
 
-from collective.cost import Link, Topology
+from collective.cost import Topology
 from collective.program import SEGMENT
 from collective.schedule import Kind
 
@@ -70,72 +65,3 @@ def ring(kind: Kind, topology: Topology, nbytes: int, segment: int = SEGMENT) ->
     least = max(steps * link.seconds(chunk) for link in links)
     seconds = at_many(run(most // 2), most // 2, run(most), most, segments)
     return Found(max(seconds, least), sent, "extrapolated")
-
-
-# --- formulas: α + β·bytes, added up along the steps of ranks that are alike -------------------
-
-
-def _doubling(ways: int) -> Callable[[int, Link, int], Found]:
-    """Halving and doubling: log₂ steps each way, after the ranks that are too many fold in."""
-
-    def formula(ranks: int, link: Link, nbytes: int) -> Found:
-        power = 1 << (ranks.bit_length() - 1)
-        share = ways * nbytes * (power - 1) / power
-        seconds = ways * log2(power) * link.latency + link.seconds(share)
-        if ranks > power:
-            seconds += 2 * link.latency + link.seconds(2 * nbytes)
-        return Found(seconds, None, "formula")
-
-    return formula
-
-
-def _least(ways: int, steps: Callable[[int], float]) -> Callable[[int, Link, int], Found]:
-    """Each way everyone sends (n-1)/n of the tensor, in so many steps."""
-
-    def formula(ranks: int, link: Link, nbytes: int) -> Found:
-        sent = ways * nbytes * (ranks - 1) / ranks
-        seconds = ways * steps(ranks) * link.latency + link.seconds(sent)
-        return Found(seconds, round(sent), "formula")
-
-    return formula
-
-
-def _to_everyone(ranks: int, link: Link, nbytes: int) -> Found:
-    sent = nbytes * (ranks - 1)
-    return Found(link.latency + link.seconds(sent), sent, "formula")
-
-
-def _one(_: int) -> float:
-    return 1
-
-
-def _log(ranks: int) -> float:
-    return (ranks - 1).bit_length()
-
-
-def _to_all_but_root(kind: Kind) -> Callable[[int, Link, int], Found]:
-    """Scatter and all-gather, or reduce-scatter and gather; tokens cost one more latency."""
-
-    def formula(ranks: int, link: Link, nbytes: int) -> Found:
-        hops = 3 if kind is Kind.BROADCAST else 2
-        seconds = hops * link.latency + link.seconds(2 * nbytes * (ranks - 1) / ranks)
-        return Found(seconds, None, "formula")
-
-    return formula
-
-
-FORMULAS: dict[tuple[Kind, str], Callable[[int, Link, int], Found]] = {
-    (Kind.ALL_REDUCE, "halving_doubling"): _doubling(2),
-    (Kind.REDUCE_SCATTER, "halving_doubling"): _doubling(1),
-    (Kind.ALL_GATHER, "halving_doubling"): _doubling(1),
-    (Kind.ALL_REDUCE, "bruck"): _least(2, _log),
-    (Kind.REDUCE_SCATTER, "bruck"): _least(1, _log),
-    (Kind.ALL_GATHER, "bruck"): _least(1, _log),
-    (Kind.ALL_REDUCE, "scatter_allgather"): _least(2, _one),
-    (Kind.ALL_REDUCE, "direct"): _to_everyone,
-    (Kind.REDUCE_SCATTER, "direct"): _least(1, _one),
-    (Kind.ALL_GATHER, "direct"): _least(1, _one),
-    (Kind.ALL_TO_ALL, "direct"): _least(1, _one),
-    (Kind.REDUCE, "scatter_allgather"): _to_all_but_root(Kind.REDUCE),
-    (Kind.BROADCAST, "scatter_allgather"): _to_all_but_root(Kind.BROADCAST),
-}
