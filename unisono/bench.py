@@ -29,12 +29,9 @@ from unisono.bench_run import run_ranks
 from unisono.commands.console import fail
 
 app = typer.Typer(
-    help="Measure collectives beside other libraries; predict and draw them.", no_args_is_help=True
+    help="Measure collectives beside other libraries, and links; draw results.",
+    no_args_is_help=True,
 )
-app.command()(links)
-app.command()(plot)
-app.command()(choices)
-
 PEERS = ("gloo", "mpi")
 #: the same for tensors on CUDA devices
 CUDA_PEERS = ("gloo", "nccl")
@@ -165,6 +162,11 @@ def ddp(
         "repeats": repeats,
     }
     _run(work, places, strategy, as_json)
+
+
+# in the order in which --help lists them
+for command in (choices, links, plot):
+    app.command()(command)
 
 
 def _network(bandwidth: str | None, delay: str | None, places: list[Layout]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ __all__ = ["links", "predicted"]
 
 def links(
     link: Annotated[
-        str, typer.Option(help="Kinds to measure, separated by commas: websocket, shm.")
+        str, typer.Option(metavar="NAME,…", help="Kinds to measure, of websocket and shm.")
     ] = "websocket,shm",
     as_json: Json = False,
 ) -> None:

@@ -45,7 +45,8 @@ text{font:13px system-ui,sans-serif;fill:#24292f}.small{font-size:12px;fill:#576
 
 def plot(
     results: Annotated[
-        list[Path], typer.Argument(help="Files that unisono bench collectives --json wrote.")
+        list[Path],
+        typer.Argument(metavar="RESULTS.json", help="What bench collectives --json wrote."),
     ],
     out: Annotated[Path, typer.Option(help="The folder for the pictures, one SVG per case.")],
 ) -> None:

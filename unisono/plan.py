@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-
 T = TypeVar("T")
 
 #: schedules of more ranks take minutes to write out
@@ -61,14 +60,18 @@ def plan(
         typer.Option(metavar="RATE", help="At which a core puts what it receives into its place."),
     ] = None,
     segment: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a segment.")] = "512Ki",
-    operation: Annotated[str, typer.Option(help="all_reduce, broadcast, …")] = "all_reduce",
-    strategy: Annotated[str, typer.Option(help="One strategy; auto: all, fastest first.")] = "auto",
+    operation: Annotated[
+        str, typer.Option(metavar="NAME", help="all_reduce, broadcast, …")
+    ] = "all_reduce",
+    strategy: Annotated[
+        str, typer.Option(metavar="auto|NAME", help="One strategy; auto: all, fastest first.")
+    ] = "auto",
     measured: Annotated[
         bool,
         typer.Option(
             "--measured",
-            help="What is not given as worker probe --peer or unisono bench links measured it: "
-            "websocket between nodes, shm within one.",
+            help="Take what is not given from what a group, worker probe --peer or unisono bench "
+            "links has measured: websocket between nodes, shm within one.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
