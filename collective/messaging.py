@@ -79,12 +79,11 @@ class Messaging:
         elif message.peer is not None:
             self._assign(message, message.peer)
         else:
-            offers = self._offers.get(message.tag, deque())
-            while offers:
-                peer, number = offers.popleft()
-                if number >= self._assigned.get((peer, message.tag), 0):
-                    self._assign(message, peer)
-                    return
+            offers = self._offers.get(message.tag)
+            if offers:
+                peer, _ = offers.popleft()
+                self._assign(message, peer)
+                return
             if len(self._communicator.left) == self._communicator.size - 1:
                 raise self._all_gone(message)
             self._any.setdefault(message.tag, deque()).append(message)
@@ -106,8 +105,7 @@ class Messaging:
     def _assign(self, message: Message, peer: int) -> None:
         message.peer = peer
         stream = (peer, message.tag)
-        message.number = self._assigned.get(stream, 0)
-        self._assigned[stream] = message.number + 1
+        message.number = self._next_receive(stream)
         refusal = self._refused.get(stream, {}).pop(message.number, None)
         if refusal is not None:
             message.finish(refusal)
@@ -117,16 +115,25 @@ class Messaging:
         content = {**message.content(), "number": message.number}
         self._communicator.say(peer, FrameKind.WANT, message.identifier, content)
 
+    def _next_receive(self, stream: Stream) -> int:
+        """The number of the next receive of a stream, whose send is not on offer any more."""
+        peer, tag = stream
+        number = self._assigned.get(stream, 0)
+        self._assigned[stream] = number + 1
+        offers = self._offers.get(tag)
+        if offers and (peer, number) in offers:
+            offers.remove((peer, number))
+        return number
+
     def refuse(self, kind: str, peer: int, tag: int, error: Refused) -> None:
         """This rank refused a call, which takes its place in its stream all the same."""
         stream = (peer, tag)
         if self._communicator.error is not None or peer in self._communicator.left:
             return
-        counts = self._offered if kind == "send" else self._assigned
-        number = counts.get(stream, 0)
-        counts[stream] = number + 1
-        frame = FrameKind.OFFER
         if kind == "send":
+            frame = FrameKind.OFFER
+            number = self._offered.get(stream, 0)
+            self._offered[stream] = number + 1
             # those who ask ask in order
             wants = self._wants.get(stream)
             if wants:
@@ -135,6 +142,7 @@ class Messaging:
                 self._withheld.setdefault(stream, set()).add(number)
         else:
             frame = FrameKind.WANT
+            number = self._next_receive(stream)
             if self._refused.get(stream, {}).pop(number, None) is not None:
                 return  # so did the other side
         told = diagnosis.to_content(error, self._communicator.rank)

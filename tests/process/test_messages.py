@@ -140,6 +140,36 @@ def test_a_tag_that_is_no_number_is_refused(ranks: ThreadRanks) -> None:
     ranks.run(work)
 
 
+def test_nothing_is_kept_of_what_was_received(ranks: ThreadRanks) -> None:
+    """An offer of a message is forgotten with the receive that meets it, also a refused one."""
+
+    def work(group: Group) -> None:
+        if group.rank == 0:
+            works = [group.send(torch.ones(2), 1, 21, async_op=True) for _ in range(3)]
+            group.barrier()
+            works[0].wait()
+            with pytest.raises(Refused, match="rank 1"):
+                works[1].wait()
+            works[2].wait()
+        elif group.rank == 1:
+            group.barrier()
+            communicator = group._communicator
+            assert communicator is not None
+            group._wiring.engine.call(lambda: communicator.hear(0))
+            messaging = communicator.messaging
+            assert len(messaging._offers[21]) == 3
+            group.recv(torch.zeros(2), 0, 21)
+            with pytest.raises(Refused):
+                group.recv(BAD, 0, 21)
+            group.recv(torch.zeros(2), 0, 21)
+            assert not messaging._offers[21]
+        else:
+            group.barrier()
+        group.barrier()
+
+    ranks.run(work)
+
+
 def test_any_source(ranks: ThreadRanks) -> None:
     """A receive from anyone takes what comes, says from whom, and mixes with named receives."""
 
