@@ -250,7 +250,9 @@ class Group(Calls, TensorService):
         _open_groups.discard(self)
         communicator = self._communicator
         linger = self._wiring.linger
-        if communicator is not None:
+        if communicator is None:
+            self._wiring.forget(self.name)  # which may expose tensors without links
+        else:
             reason = _on_its_way_out()
             if reason is not None and communicator.error is None:
                 linger = min(linger, _LAST_WORDS)

@@ -450,7 +450,8 @@ class TensorServer:
             return
         assert self._epoll is not None
         self._epoll.unregister(descriptor)
-        del self._connections[descriptor]
+        with self._lock:  # under which `forget` goes through them
+            del self._connections[descriptor]
         connection.link.close()
         entry = connection.entry
         if entry is None:

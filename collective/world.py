@@ -207,7 +207,7 @@ class World:
                 sock.close()
             for _, memory in shared.values():
                 os.close(memory)
-            self._doorman.forget(name)
+            self._doorman.turn_away(name)
             if isinstance(error, EndOfLink):
                 watch.check()
                 who = " and ".join(gone) or "a rank"

@@ -32,7 +32,11 @@ _Key = tuple[str, str, bool, int]
 
 
 class Doorman:
-    """Where connections and the groups that want them meet."""
+    """Where connections and the groups that want them meet.
+
+    Takers and checks are called under its lock.  They take those of `Lines` and of the tensor
+    server, and wait for who drives the engine: none of these may come here meanwhile.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -142,10 +146,15 @@ class Doorman:
             taker(rank, connection)
 
     def forget(self, group: str) -> None:
-        """The group is closed: whoever dials it from now on is turned away."""
+        """The group is closed: nobody takes its connections any more."""
         with self._condition:
             for taken in [taken for taken in self._takers if taken[0] == group]:
                 del self._takers[taken]
+            self.turn_away(group)
+
+    def turn_away(self, group: str) -> None:
+        """The group's links could not be made: close what has come for them; they may be again."""
+        with self._condition:
             self._gone.pop(group, None)
             for key in [key for key in self._waiting if key[0] == group]:
                 for connection in self._waiting.pop(key):

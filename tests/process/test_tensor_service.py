@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,11 @@ from collective.errors import (
     PeerLost,
     ProtocolError,
     Refused,
+    RendezvousFailed,
 )
 from collective.group import Group
+from collective.links.endpoint import SocketEndpoint
+from collective.links.link import EndOfLink, Outlet
 from collective.links.wire import HEADER, HEADER_SIZE, FrameKind
 from collective.program import SEGMENT
 from collective.tensor_format import Capability, Description, bytes_of
@@ -254,14 +258,59 @@ def test_a_tensor_is_for_those_it_is_for(
 
 
 def test_subgroups_have_ids_of_their_own(groups: list[Group]) -> None:
-    """A subgroup's ranks and ids are its own, also before its members have linked."""
+    """A subgroup's ranks and ids are its own, also before its members link, and end with it."""
     pair = {rank: groups[rank].subgroup([2, 0], "pair") for rank in (0, 2)}
     groups[2].expose(torch.ones(1), "w")
     pair[2].expose(torch.zeros(1), "w")
     assert groups[0].download(2, "w").item() == 1.0
     assert pair[0].download(0, "w").item() == 0.0
+    name = pair[2].name
     for group in pair.values():
         group.close()
+    assert name not in {exposed for exposed, _ in groups[2]._wiring.tensors._entries}
+
+
+def test_a_group_that_could_not_be_linked_still_serves_tensors(sockets: list[Group]) -> None:
+    """That a member did not come for its links in time does not keep it from downloading."""
+    pair = [sockets[rank].subgroup([0, 1], "late", timeout=5) for rank in (0, 1)]
+    pair[0].timeout = 0.3
+    with pytest.raises(RendezvousFailed, match="rank 1"):
+        pair[0].barrier()
+    pair[0].expose(torch.ones(3), "w")
+    assert pair[1].download(0, "w").tolist() == [1.0] * 3
+    for group in pair:
+        group.close()
+
+
+def test_a_group_is_forgotten_while_its_downloads_end() -> None:
+    """That a connection ends at the same moment is no error for who closes the group."""
+    serving, looking = threading.Event(), threading.Event()
+
+    class Slow(dict[int, Any]):
+        def values(self) -> Any:
+            for value in super().values():
+                yield value
+                if threading.current_thread() is threading.main_thread():
+                    looking.set()
+                    time.sleep(0.2)  # in which the connection would be gone
+
+    class Ending(Outlet):
+        def control(self) -> Any:
+            serving.set()
+            looking.wait(5)
+            raise EndOfLink("now")
+
+    server = TensorServer("secret", 1)
+    server._connections = Slow()
+    ends = [socket.socketpair() for _ in range(2)]
+    server.take("g", 0, 1, Outlet(SocketEndpoint(ends[0][0])))
+    server.take("g", 0, 2, Ending(SocketEndpoint(ends[1][0])))
+    serving.wait(5)
+    server.forget("another")
+    eventually(lambda: len(server._connections) == 1, what="the end is noticed")
+    server.close()
+    for _, theirs in ends:
+        theirs.close()
 
 
 def test_a_change_while_exposed_is_noticed(groups: list[Group]) -> None:
