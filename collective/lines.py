@@ -148,23 +148,24 @@ class Lines:
             self._changed.notify_all()
 
     def call(self, peer: int, call: Call) -> None:
-        """Ask `peer` for a connection.
+        """Ask `peer` for a connection, unless the line has ended; `has` and `on_end` tell of that.
 
         Raises:
-            RendezvousFailed: the line has ended.
+            RendezvousFailed: it is full of calls that the peer does not read.
         """
         with self._changed:
             line = self._lines.get(peer)
             if line is None:
-                raise RendezvousFailed(f"the line on which rank {peer} is asked to dial ended")
+                return
             try:
-                line.flush()
+                if not line.flush():
+                    raise RendezvousFailed(f"rank {peer} does not hear that it is asked to dial")
                 if not line.begin(*call.frame(self._epoch)):
                     line.keep()
                     self._poll.modify(line.endpoint.fileno(), select.POLLIN | select.POLLOUT)
                     self._ring()
-            except EndOfLink as end:
-                raise RendezvousFailed(f"rank {peer} cannot be asked to dial: {end}") from end
+            except EndOfLink:
+                return  # the thread here notices it as well
 
     # -- being asked --------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ _log = logging.getLogger("unisono.collective")
 SILENCE = seconds("UNISONO_PEER_SILENCE", 20)
 #: seconds within which a rank that asked to be dialled must answer
 _ANSWER = 10.0
+#: by channel: the operation that waits for a connection
+_OPERATIONS = {"p2p": "recv", "tensor": "download"}
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Reach:
                     f"lost {label}: the connection on which it was asked to dial ended",
                     rank=peer,
                     node=self.peers[target].node,
+                    operation=_OPERATIONS.get(channel),
                 )
 
         claimed = self._doorman.claim(

@@ -214,6 +214,22 @@ def two_nodes(strategy: str) -> None:
 # -- failures -------------------------------------------------------------------------------------
 
 
+def die_when_called() -> None:
+    """From now on, this rank is killed as soon as another asks it to dial."""
+    assert _group is not None
+    lines = _group._wiring._reach.lines  # type: ignore[attr-defined]
+    lines._answer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def get_from(peer: int, operation: str) -> None:
+    """Wait for a tensor or a message of `peer`."""
+    assert _group is not None
+    if operation == "download":
+        _group.download(peer, "never", timeout=15)
+    else:
+        _group.recv(torch.zeros(1), peer, timeout=15)
+
+
 def loop() -> None:
     """All-reduces of 16 MB until something happens."""
     assert _group is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,14 @@ from ranks import Outcome
 from resources import descriptors, threads
 from test_collective_failures import in_its_loop
 from thread_ranks import addresses
+from waiting import eventually
 from websockets.utils import apply_mask
 
 import collective
+from collective.errors import PeerLost, RendezvousFailed
 from collective.group import Group
+from collective.lines import Call, Lines
+from collective.links.doorman import Connection
 from collective.links.masking import Mask
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,17 +117,111 @@ def test_a_rank_killed_on_masked_links_is_named(made: Ranks, victim: int) -> Non
     made.ranks.revive(victim)
 
 
+@pytest.mark.parametrize("operation", ["download", "recv"])
+def test_a_rank_that_dies_when_it_is_asked_to_dial_is_named(made: Ranks, operation: str) -> None:
+    """SIGKILL between the call and the dialling: who waits for the connection hears at once."""
+    made.join()
+    made.ranks.outcomes(jobs.die_when_called, ranks=[1])
+    (outcome,) = made.ranks.outcomes(jobs.get_from, 1, operation, ranks=[0], timeout=30)
+    assert outcome is not None
+    assert (outcome.kind, outcome.rank, outcome.operation) == ("PeerLost", 1, operation), outcome
+    assert outcome.seconds < 5
+    made.ranks.revive(1)
+
+
+def test_who_is_asked_to_dial_by_one_that_is_gone_soon_dials_others() -> None:
+    """A call of a rank where nobody listens any more keeps nobody waiting who calls after it."""
+    groups = linked(lists(addresses(3), {0: 2, 1: 2}))
+    try:
+        lines = [group._wiring._reach.lines for group in groups]  # type: ignore[attr-defined]
+        heard: list[int] = []
+        answer = lines[2]._answer
+
+        def note(peer: int, call: Call) -> None:
+            heard.append(peer)
+            answer(peer, call)
+
+        lines[2]._answer = note
+        groups[0]._wiring._listener.close()  # type: ignore[attr-defined]
+        lines[0].call(2, Call("default", "tensor", 0, 2))
+        eventually(lambda: heard == [0], what="the call is heard")
+        groups[2].expose(torch.ones(3), "w")
+        assert groups[1].download(2, "w", timeout=5).tolist() == [1.0] * 3
+        assert heard == [0, 1]
+    finally:
+        leave(groups)
+
+
+@pytest.mark.parametrize("when", ["before the call", "after it"])
+def test_the_end_of_a_line_is_a_loss(when: str) -> None:
+    """Of a rank that ends its line may be the first connection to go, before the call or after it:
+    who waits for the connection is told the same at once."""
+    groups = linked(lists(addresses(2), {0: 1}))
+    try:
+        asked, other = (group._wiring._reach.lines for group in groups)  # type: ignore[attr-defined]
+        call = asked.call
+
+        def late(peer: int, content: Call) -> None:
+            other.close()
+            eventually(lambda: not asked.has(1), what="the end is noticed")
+            call(peer, content)
+
+        if when == "after it":
+            other._answer = lambda *_: other.close()
+        else:
+            asked.call = late
+        start = time.monotonic()
+        with pytest.raises(PeerLost, match="asked to dial ended") as caught:
+            groups[0].download(1, "never", timeout=15)
+        assert time.monotonic() - start < 5
+        assert (caught.value.rank, caught.value.operation) == (1, "download")
+    finally:
+        leave(groups)
+
+
+def test_a_line_takes_whole_calls_only() -> None:
+    """Where the peer reads none, it takes as many as there is room for; then who asks is told."""
+    ours, theirs = socket.socketpair()
+    lines = Lines(1, lambda *_: None)
+    call = Call("default", "tensor", 0, 3)
+    frame = b"".join(call.frame(1))
+    with theirs:
+        lines.take(3, Connection(ours))
+        taken = 0
+        with pytest.raises(RendezvousFailed, match="rank 3 does not hear"):  # noqa: PT012
+            while taken < 50_000:
+                lines.call(3, call)
+                taken += 1
+        theirs.settimeout(5)
+        got = bytearray()
+        while len(got) < taken * len(frame):
+            got += theirs.recv(1 << 20)
+        assert got == frame * taken
+        lines.close()
+
+
+def linked(mine: list[list[str]]) -> list[Group]:
+    """Groups of ranks that are threads here, each with its own list of addresses."""
+    with ThreadPoolExecutor(len(mine)) as pool:
+        return list(
+            pool.map(
+                lambda rank: collective.init(rank, addresses=mine[rank], secret="s", timeout=20),
+                range(len(mine)),
+            )
+        )
+
+
+def leave(groups: list[Group]) -> None:
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(Group.close, groups))
+
+
 def test_it_is_said_once_with_ranks_nodes_and_addresses(caplog: pytest.LogCaptureFixture) -> None:
     """One warning names both ranks and the address that leads nowhere; the group shows it too."""
     before = descriptors(), threads()
     mine = lists(addresses(2), {0: 1})
+    groups = linked(mine)
     with ThreadPoolExecutor(2) as pool:
-        groups = list(
-            pool.map(
-                lambda rank: collective.init(rank, addresses=mine[rank], secret="s", timeout=20),
-                range(2),
-            )
-        )
         sub = list(pool.map(lambda group: group.subgroup([1, 0], "again"), groups))
         assert list(pool.map(total, sub)) == [2.0, 2.0]
         assert (groups[1].unreachable, sub[1].unreachable) == ({}, {})
@@ -131,7 +230,7 @@ def test_it_is_said_once_with_ranks_nodes_and_addresses(caplog: pytest.LogCaptur
         host, _, port = mine[0][1].partition(":")
         for part in (f"rank 0 on node {host}", f"rank 1 on node {host}", f"{host}:{port}"):
             assert part in record.getMessage()
-        list(pool.map(Group.close, groups))
+    leave(groups)
     assert (descriptors(), threads()) == before
 
 
