@@ -1,6 +1,6 @@
 """The shared-memory link between ranks of one node: a ring of slots, bells, and a Unix socket.
 
-The sender makes a nameless memory file (`memfd_create`) and hands its descriptor over the Unix
+The receiver makes a nameless memory file (`memfd_create`) and hands its descriptor over the Unix
 socket on which both shook hands; the memory is gone with the last of the two processes, whatever
 ends them.  A frame fills one slot: its head, then the payload at an aligned place, so that the
 receiver can fold straight from the sender's slot.  Each side rings the other's bell, an eventfd

@@ -9,9 +9,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -322,33 +322,45 @@ def read_frames(receive: Callable[[], bytes]) -> np.ndarray[Any, Any]:
     return result
 
 
-def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rank 1 of two, with `websockets.sync` at its defaults."""
-    dialled: SimpleQueue[Any] = SimpleQueue()
-    over: SimpleQueue[None] = SimpleQueue()
+@contextmanager
+def stock_server(address: str) -> Iterator[SimpleQueue[Any]]:
+    """A server of `websockets.sync` at its defaults; the connections that come, as they come."""
+    accepted: SimpleQueue[Any] = SimpleQueue()
+    over = Event()
 
     def serve(link: Any) -> None:
-        dialled.put(link)
-        over.get()
+        accepted.put(link)
+        over.wait()
 
-    host, _, port = where[1].partition(":")
+    host, _, port = address.partition(":")
     with websockets.sync.server.serve(serve, host, int(port), subprotocols=OFFERED) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        with websockets.sync.client.connect(
-            f"ws://{where[0]}/unisono", subprotocols=OFFERED, additional_headers=headers()
-        ) as inward:
-            inward.send(hello())
-            outward = dialled.get(timeout=10)
-            assert greets(outward.recv())
-            assert inward.ping().wait(10), "the rank answers pings while it waits"
-            for message in frames_of(values):
-                outward.send(message)
-            result = read_frames(inward.recv)
-            over.put(None)
-        server.shutdown()
-        thread.join()
-    return result
+        try:
+            yield accepted
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+def dial(address: str, **more: str) -> Any:
+    """A client of `websockets.sync` at its defaults, connected as rank 1."""
+    return websockets.sync.client.connect(
+        f"ws://{address}/unisono", subprotocols=OFFERED, additional_headers=headers(**more)
+    )
+
+
+def sync_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rank 1 of two, with `websockets.sync`."""
+    with stock_server(where[1]) as accepted, dial(where[0]) as inward:
+        inward.send(hello())
+        outward = accepted.get(timeout=10)
+        assert greets(outward.recv())
+        assert inward.ping().wait(10), "the rank answers pings while it waits"
+        for message in frames_of(values):
+            outward.send(message)
+        return read_frames(inward.recv)
 
 
 def listens(address: str) -> bool:
@@ -408,54 +420,30 @@ def called(message: str | bytes, channel: str) -> None:
 
 def calling_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Rank 1 of two, which never dials: it has rank 0 dial, and gets its data masked."""
-    accepted: SimpleQueue[Any] = SimpleQueue()
-    over: SimpleQueue[None] = SimpleQueue()
-
-    def serve(link: Any) -> None:
-        accepted.put(link)
-        over.get()
-
-    host, _, port = where[1].partition(":")
-    with websockets.sync.server.serve(serve, host, int(port), subprotocols=OFFERED) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            outward = accepted.get(timeout=10)
-            outward.send(call(channel="line"))
-            line = accepted.get(timeout=10)
-            line.send(call(channel="collective"))
-            inward = accepted.get(timeout=10)
-            for link, channel in ((line, "line"), (inward, "collective")):
-                assert link.request.headers["Unisono-Data"] == "sends"
-                assert link.request.headers["Unisono-Channel"] == channel
-            inward.send(hello())
-            assert greets(outward.recv())
-            assert inward.ping().wait(10)
-            for message in frames_of(values):
-                outward.send(message)
-            result = read_frames(inward.recv)
-        finally:
-            for _ in range(3):
-                over.put(None)
-            server.shutdown()
-            thread.join()
-    return result
+    with stock_server(where[1]) as accepted:
+        outward = accepted.get(timeout=10)
+        outward.send(call(channel="line"))
+        line = accepted.get(timeout=10)
+        line.send(call(channel="collective"))
+        inward = accepted.get(timeout=10)
+        for link, channel in ((line, "line"), (inward, "collective")):
+            assert link.request.headers["Unisono-Data"] == "sends"
+            assert link.request.headers["Unisono-Channel"] == channel
+        inward.send(hello())
+        assert greets(outward.recv())
+        assert inward.ping().wait(10)
+        for message in frames_of(values):
+            outward.send(message)
+        return read_frames(inward.recv)
 
 
 def called_rank(where: list[str], values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Rank 1 of two, which cannot be reached: it dials when rank 0 asks, and masks its data."""
-
-    def dial(channel: str, **more: str) -> Any:
-        return websockets.sync.client.connect(
-            f"ws://{where[0]}/unisono", subprotocols=OFFERED,
-            additional_headers=headers(Channel=channel, **more),
-        )  # fmt: skip
-
-    with dial("collective") as inward:
+    with dial(where[0]) as inward:
         called(inward.recv(10), "line")
-        with dial("line", Data="sends") as line:
+        with dial(where[0], Channel="line", Data="sends") as line:
             called(line.recv(10), "collective")
-            with dial("collective", Data="sends") as outward:
+            with dial(where[0], Data="sends") as outward:
                 inward.send(hello())
                 assert greets(outward.recv(10))
                 assert outward.ping().wait(10)
