@@ -20,7 +20,7 @@ from collective.compiled import alone, chunked, listed
 from collective.cost import lie_together
 from collective.device_issuing import DeviceIssuing
 from collective.errors import Refused
-from collective.issuing import common_shape, equal_shape
+from collective.issuing import common_shape
 from collective.program import Program
 from collective.reduction import Buffer, check_tensor, fill
 from collective.schedule import Kind, Schedule
@@ -87,11 +87,12 @@ class MovingCalls(DeviceIssuing):
                     f"but input has {input.numel()}"
                 )
         total = sum(part.nbytes for part in parts)
+        shape = common_shape(parts, input)
         exchange = self._exchange([input, *parts], total)
         if exchange is not None:
             return self._issue_line(
                 Kind.ALL_GATHER, device_calls.all_gather(exchange, parts, input), _result(outputs),
-                total, async_op, timeout, dtype=input.dtype, shape=equal_shape(parts, input),
+                total, async_op, timeout, dtype=input.dtype, shape=shape,
             )  # fmt: skip
         schedule, strategy = self._schedule(Kind.ALL_GATHER, total)
         together = lie_together(Kind.ALL_GATHER, self.size, total)
@@ -103,8 +104,7 @@ class MovingCalls(DeviceIssuing):
         program = slots.program(schedule, self.rank)
         return self._issue(
             Kind.ALL_GATHER, strategy, program, slots.arrays, _result(outputs), total,
-            async_op, timeout, dtype=input.dtype, shape=common_shape(schedule, parts, input),
-            epilogue=slots.commit,
+            async_op, timeout, dtype=input.dtype, shape=shape, epilogue=slots.commit,
         )  # fmt: skip
 
     def gather(

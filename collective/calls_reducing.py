@@ -8,7 +8,7 @@ from collective import device_calls
 from collective.arguments import Tensors, check_rank, parts_of
 from collective.compiled import chunked, in_a_row, owned, runs_of
 from collective.device_issuing import DeviceIssuing
-from collective.issuing import common_shape, equal_shape
+from collective.issuing import common_shape
 from collective.program import Program
 from collective.reduction import (
     Buffer,
@@ -164,12 +164,13 @@ class ReducingCalls(DeviceIssuing):
             check_reduction(op, output.dtype, prescale)
             parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
         total = sum(part.nbytes for part in parts)
+        shape = common_shape(parts, output)
         exchange = self._exchange([output, *parts], total)
         if exchange is not None:
             line = device_calls.reduce_scatter(exchange, output, parts, op, prescale)
             return self._issue_line(
                 Kind.REDUCE_SCATTER, line, output, total, async_op, timeout, dtype=output.dtype,
-                shape=equal_shape(parts, output), reduction=op.value, prescale=prescale,
+                shape=shape, reduction=op.value, prescale=prescale,
             )  # fmt: skip
         short = is_widened(output.dtype) and prescale is None
         schedule, strategy = self._schedule(
@@ -185,7 +186,6 @@ class ReducingCalls(DeviceIssuing):
             for run, part in zip(runs, parts, strict=True):
                 fill(row[run.start : run.stop], part)
         program = in_a_row(schedule, self.rank, sizes, SUMMED if short else row.itemsize)
-        shape = common_shape(schedule, parts, output)
         scale(row, prescale)
         own = runs[self.rank]
         narrow = Narrow(row, output.dtype, (own.start, own.stop), 1) if short else None

@@ -193,23 +193,14 @@ def _site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def common_shape(
-    schedule: Schedule | Staged, parts: Sequence[torch.Tensor], own: torch.Tensor
-) -> tuple[int, ...] | None:
-    """What ranks compare before data move: the shape of all parts, or nothing where they differ.
+def common_shape(parts: Sequence[torch.Tensor], own: torch.Tensor) -> tuple[int, ...]:
+    """What ranks compare of a list before data move: the parts' shape, or all sizes if they differ.
 
-    Frames of ours tell when a size is not what it should be.  Other libraries do not notice, so
-    that where one of them carries parts of different sizes, all sizes are compared.
+    The length of a frame would not tell: small parts travel together, and what another library or
+    a device carries is in no frame of ours.
     """
-    shape = equal_shape(parts, own)
-    if shape is None and isinstance(schedule, Staged):
-        return tuple(part.numel() for part in parts)
-    return shape
-
-
-def equal_shape(parts: Sequence[torch.Tensor], own: torch.Tensor) -> tuple[int, ...] | None:
-    """The shape of one part where all have the same size; else None."""
-    return tuple(own.shape) if len({part.numel() for part in parts}) == 1 else None
+    sizes = tuple(part.numel() for part in parts)
+    return tuple(own.shape) if len(set(sizes)) == 1 else sizes
 
 
 @lru_cache(maxsize=64)

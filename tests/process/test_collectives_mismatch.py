@@ -86,6 +86,16 @@ def under(strategy: str) -> Callable[[Group], Any]:
     return work
 
 
+def gathered(sizes: list[int]) -> Callable[[Group], Any]:
+    """An all-gather of parts of these sizes, and of one element from each rank behind them."""
+
+    def work(group: Group) -> None:
+        every = [*sizes, *[1] * group.size][: group.size]
+        group.all_gather([torch.zeros(size) for size in every], torch.ones(every[group.rank]))
+
+    return work
+
+
 def in_a_row(*calls: Callable[[Group], Any]) -> Callable[[Group], Any]:
     def work(group: Group) -> None:
         for call in calls:
@@ -115,6 +125,7 @@ CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
         lambda r: reduced(torch.full((5,), 0.1, dtype=torch.float32 if r else torch.bfloat16)),
         ["bfloat16", "float32"],
     ),
+    "sizes of parts": (lambda r: gathered([4] if r else [3]), ["[3, 1", "[4, 1"]),
     "reduction": (lambda r: reduced(torch.ones(3), "max" if r else "sum"), ["sum", "max"]),
     "factor": (
         lambda r: lambda group: group.all_reduce(torch.ones(3), prescale=0.25 if r else 0.5),
@@ -155,6 +166,13 @@ def test_a_difference_is_an_error_on_every_rank(
     calls, words = CASES[case]
     errors = disagree(len(nodes), strategy, calls, ["operation 2", *words], kind=kind, nodes=nodes)
     assert any(isinstance(error, Mismatch) for error in errors)
+
+
+@pytest.mark.parametrize("strategy", ["bruck", "halving_doubling"])
+def test_sizes_of_which_only_the_sum_is_right_are_noticed(strategy: str) -> None:
+    """Small parts travel together, in a frame as long as their sum, and would be cut wrongly."""
+    words = ["[3, 1, 1, 1]", "[2, 2, 1, 1]"]
+    disagree(4, strategy, lambda r: gathered([2, 2] if r == 2 else [3, 1]), words)
 
 
 @pytest.mark.parametrize("kind", KINDS)

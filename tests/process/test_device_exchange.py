@@ -216,6 +216,22 @@ def test_a_rank_with_a_tensor_on_the_cpu_is_named(monkeypatch: pytest.MonkeyPatc
         made.run(call)
 
 
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_ranks_that_know_other_sizes_of_parts_are_named(name: str) -> None:
+    """No frame holds a part here: all sizes are compared before a value is changed."""
+
+    def call(group: Group) -> None:
+        sizes = [700, 100, 300 + (group.rank == 1)]
+        parts, own = [torch.zeros(size) for size in sizes], torch.zeros(sizes[group.rank])
+        arguments = (parts, own + 1) if name == "all_gather" else (own, [p + 1 for p in parts])
+        with pytest.raises(Mismatch, match=r"300\].*301\]|301\].*300\]"):
+            getattr(group, name)(*arguments)
+        assert not any(tensor.count_nonzero() for tensor in (*parts, own))
+
+    with ThreadRanks(3) as made:
+        made.run(call)
+
+
 def test_ranks_that_call_something_else_are_named() -> None:
     """A difference is found in the first turn, before a value is changed."""
 
