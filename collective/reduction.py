@@ -57,6 +57,32 @@ def _maximum(a: Array, b: Array, out: Array) -> object:
     return np.maximum(a, b, out=out)
 
 
+# Ranks may fold the same two values with their places changed, and must get the same bits.  Of 0 and
+# -0, and of two NaNs, numpy takes the one that stands first or second; its product of complex
+# numbers is rounded after one of two products and not after the other.
+
+
+def _float_minimum(a: Array, b: Array, out: Array) -> object:
+    bits = f"u{a.itemsize}"
+    turned = np.minimum(b, a).view(bits)
+    here = np.minimum(a, b, out=out).view(bits)
+    return np.maximum(here, turned, out=here)  # the sign is the highest bit: -0
+
+
+def _float_maximum(a: Array, b: Array, out: Array) -> object:
+    bits = f"u{a.itemsize}"
+    turned = np.maximum(b, a).view(bits)
+    here = np.maximum(a, b, out=out).view(bits)
+    return np.minimum(here, turned, out=here)
+
+
+def _complex_product(a: Array, b: Array, out: Array) -> object:
+    real = a.real * b.real - a.imag * b.imag
+    out.imag = a.real * b.imag + a.imag * b.real
+    out.real = real
+    return out
+
+
 _FOLDS: dict[ReduceOp, Fold] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,
@@ -67,11 +93,6 @@ _FOLDS: dict[ReduceOp, Fold] = {
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
-_BOOL_FOLDS: dict[ReduceOp, Fold] = {
-    **_FOLDS,
-    ReduceOp.SUM: _maximum,
-    ReduceOp.PRODUCT: _minimum,
-}
 _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _WIDENED = (torch.float16, torch.bfloat16)
 _INTEGERS = (
@@ -80,6 +101,12 @@ _INTEGERS = (
 )  # fmt: skip
 _FLOATS = (torch.float32, torch.float64, *_WIDENED)
 _COMPLEX = (torch.complex64, torch.complex128)
+#: what is folded otherwise in some dtypes
+_OTHER_FOLDS: dict[torch.dtype, dict[ReduceOp, Fold]] = {
+    torch.bool: {ReduceOp.SUM: _maximum, ReduceOp.PRODUCT: _minimum},
+    **dict.fromkeys(_FLOATS, {ReduceOp.MIN: _float_minimum, ReduceOp.MAX: _float_maximum}),
+    **dict.fromkeys(_COMPLEX, {ReduceOp.PRODUCT: _complex_product}),
+}
 
 
 def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = None) -> None:
@@ -117,8 +144,12 @@ def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = N
 
 
 def fold_of(op: ReduceOp, dtype: torch.dtype) -> Fold:
-    """The function `f(a, b, out)` that folds one array into another."""
-    return _BOOL_FOLDS[op] if dtype is torch.bool else _FOLDS[op]
+    """The function `f(a, b, out)` that folds one array into another: `out` may be `a`.
+
+    It gives the same bits for `f(b, a, out)`, but for which bits of a NaN are set where both are
+    NaN in a sum or product.
+    """
+    return _OTHER_FOLDS.get(dtype, {}).get(op) or _FOLDS[op]
 
 
 def check_tensor(tensor: torch.Tensor, role: str, *, written: bool) -> None:

@@ -380,6 +380,30 @@ def test_nan_propagates_from_every_place(ranks: Ranks, strategy: str, dtype: tor
     assert all(math.isnan(result) for result in summed(set_, infinite))
 
 
+@pytest.mark.parametrize("strategy", ["auto", "direct", "recursive_doubling", "ring"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_ranks_that_swap_operands_get_the_same_bits(ranks: Ranks, n: int, strategy: str) -> None:
+    """Also of 0 and -0, of NaNs with different signs, and of products of complex numbers."""
+    odd = torch.tensor([0.0, -0.0, math.nan, -math.nan])
+    set_ = ranks.get(n, strategy)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        parts = [odd.roll(rank).repeat(25).to(dtype) for rank in range(n)]
+        for op in ("min", "max"):
+            results = summed(set_, parts, op)
+            assert len({result.view(torch.uint8).numpy().tobytes() for result in results}) == 1, op
+    for result in summed(set_, [torch.tensor([0.0, -0.0]).roll(r % 2) for r in range(n)], "min"):
+        assert result.signbit().all()
+    for result in summed(set_, [torch.tensor([0.0, -0.0]).roll(r % 2) for r in range(n)], "max"):
+        assert not result.signbit().any()
+    for dtype in (torch.complex64, torch.complex128):
+        generator = torch.Generator().manual_seed(n)
+        parts = [torch.randn(1001, generator=generator, dtype=dtype) for _ in range(n)]
+        results = summed(set_, parts, "product")
+        assert len({result.numpy().tobytes() for result in results}) == 1
+        right = torch.stack([part.to(torch.complex128) for part in parts]).prod(0)
+        torch.testing.assert_close(results[0], right.to(dtype))
+
+
 def test_the_tensor_of_a_failed_group_says_so(ranks: Ranks) -> None:
     """After an error every further call raises the same error, which `group.error` keeps."""
 
