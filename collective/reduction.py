@@ -57,8 +57,8 @@ def _maximum(a: Array, b: Array, out: Array) -> object:
     return np.maximum(a, b, out=out)
 
 
-# Ranks may fold the same two values with their places changed, and must get the same bits.  Of 0 and
-# -0, and of two NaNs, numpy takes the one that stands first or second; its product of complex
+# Ranks may fold the same two values with their places changed, and must get the same bits.  Of 0
+# and -0, and of two NaNs, numpy takes the one that stands first or second; its product of complex
 # numbers is rounded after one of two products and not after the other.
 
 
@@ -104,8 +104,8 @@ _COMPLEX = (torch.complex64, torch.complex128)
 #: what is folded otherwise in some dtypes
 _OTHER_FOLDS: dict[torch.dtype, dict[ReduceOp, Fold]] = {
     torch.bool: {ReduceOp.SUM: _maximum, ReduceOp.PRODUCT: _minimum},
-    **dict.fromkeys(_FLOATS, {ReduceOp.MIN: _float_minimum, ReduceOp.MAX: _float_maximum}),
-    **dict.fromkeys(_COMPLEX, {ReduceOp.PRODUCT: _complex_product}),
+    **{kind: {ReduceOp.MIN: _float_minimum, ReduceOp.MAX: _float_maximum} for kind in _FLOATS},
+    **{kind: {ReduceOp.PRODUCT: _complex_product} for kind in _COMPLEX},
 }
 
 
