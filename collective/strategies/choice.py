@@ -3,7 +3,8 @@
 Where a machine has fewer cores than ranks, the strategy with the least work in all is the fastest:
 few messages for small tensors, whoever has to wait for them.  How the ranks take turns on a core
 counts more there than what the cost model knows, so this table stands in for it.  It was measured
-on two cores, with 2, 4 and 8 ranks (`unisono bench collectives --strategy all`).
+on two cores, with 2, 4 and 8 ranks, on shared memory and WebSocket (`unisono bench collectives
+--strategy all`); where the two differ it follows shared memory, by which ranks of a node exchange.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Rule:
 
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_STAR, _RING, _TREES = Flat("centralized"), Flat("ring"), Flat("double_tree")
-_CHAIN, _DIRECT, _BRUCK = Flat("chain"), Flat("direct"), Flat("bruck")
+_STAR, _TREE, _TREES = Flat("centralized"), Flat("tree", 2), Flat("double_tree")
+_RING = Flat("ring")
+_DIRECT, _BRUCK = Flat("direct"), Flat("bruck")
 _SHARES = Flat("scatter_allgather")
 _DOUBLING, _HALVING = Flat("recursive_doubling"), Flat("halving_doubling")
 
@@ -54,8 +56,12 @@ TABLE = (
     Rule(Kind.ALL_REDUCE, _DIRECT, ranks=2, nbytes=_MIB),
     Rule(Kind.ALL_REDUCE, _RING, ranks=2),
     Rule(Kind.ALL_REDUCE, _STAR, ranks=4, nbytes=2 * _MIB),
+    Rule(Kind.ALL_REDUCE, _BRUCK, ranks=4, nbytes=3 * _MIB),
+    Rule(Kind.ALL_REDUCE, _HALVING, ranks=4, nbytes=8 * _MIB, power=True),
+    Rule(Kind.ALL_REDUCE, _BRUCK, ranks=4, nbytes=8 * _MIB),
+    Rule(Kind.ALL_REDUCE, _RING, ranks=4),
     Rule(Kind.ALL_REDUCE, _STAR, ranks=8, nbytes=_MIB),
-    Rule(Kind.ALL_REDUCE, _TREES, ranks=8, share=_MIB),
+    Rule(Kind.ALL_REDUCE, _TREE, ranks=8, nbytes=8 * _MIB),
     Rule(Kind.ALL_REDUCE, _DOUBLING, nbytes=64 * _KIB),
     Rule(Kind.ALL_REDUCE, _HALVING, share=_MIB, power=True),
     Rule(Kind.ALL_REDUCE, _BRUCK, share=_MIB),
@@ -63,13 +69,16 @@ TABLE = (
     Rule(Kind.BROADCAST, _STAR, ranks=8, nbytes=2 * _MIB),
     Rule(Kind.BROADCAST, _SHARES, ranks=8),
     Rule(Kind.BROADCAST, _TREES),
-    Rule(Kind.REDUCE, _STAR, ranks=8, nbytes=2 * _MIB),
-    Rule(Kind.REDUCE, _CHAIN, ranks=4),
+    # who passes sums on needs memory for them
+    Rule(Kind.REDUCE, _STAR, ranks=8),
     Rule(Kind.REDUCE, _TREES),
     Rule(Kind.BARRIER, _STAR, ranks=8),
     Rule(Kind.BARRIER, _BRUCK),
+    Rule(Kind.REDUCE_SCATTER, _HALVING, share=2 * _MIB, power=True),
     Rule(Kind.REDUCE_SCATTER, _BRUCK, share=_MIB),
     Rule(Kind.REDUCE_SCATTER, _RING),
+    Rule(Kind.ALL_GATHER, _HALVING, nbytes=_MIB, power=True),
+    Rule(Kind.ALL_GATHER, _DIRECT, ranks=4, nbytes=2 * _MIB),
     Rule(Kind.ALL_GATHER, _DIRECT, ranks=8, nbytes=256 * _KIB),
     Rule(Kind.ALL_GATHER, _BRUCK, share=4 * _MIB),
     Rule(Kind.ALL_GATHER, _RING),
