@@ -2,7 +2,8 @@
 
 A receive tells its sender that it is there (WANT), a send without a receive tells so (OFFER);
 only then data flows, on links of their own, so that no message stands in another's way.  The
-n-th send to a rank under a tag meets the n-th receive that was assigned to that sender.
+n-th send to a rank under a tag meets the n-th receive that was assigned to that sender; receives
+from any rank and from a given one are assigned in the order in which they were called.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Messaging:
         self._withheld: dict[Stream, set[int]] = {}
         # at the receiver
         self._receives: dict[int, Message] = {}
+        #: by tag: receives from any rank, and what was called behind the first of them
         self._any: dict[int, deque[Message]] = {}
         self._offers: dict[int, deque[tuple[int, int]]] = {}
         self._assigned: dict[Stream, int] = {}
@@ -77,7 +79,11 @@ class Messaging:
         if message.kind == "send":
             self._take_send(message)
         elif message.peer is not None:
-            self._assign(message, message.peer)
+            behind = self._any.get(message.tag)
+            if behind:  # its peer's next send is for who waits for anyone
+                behind.append(message)
+            else:
+                self._assign(message, message.peer)
         else:
             offers = self._offers.get(message.tag)
             if offers:
@@ -177,7 +183,11 @@ class Messaging:
             return  # a receive from that very rank is there already
         waiting = self._any.get(tag)
         if waiting:
-            self._assign(waiting.popleft(), peer)
+            first = next(message for message in waiting if message.peer in (None, peer))
+            waiting.remove(first)
+            self._assign(first, peer)
+            while waiting and (named := waiting[0].peer) is not None:
+                self._assign(waiting.popleft(), named)
         else:
             self._offers.setdefault(tag, deque()).append((peer, number))
 

@@ -198,6 +198,34 @@ def test_any_source(ranks: ThreadRanks) -> None:
     ranks.run(work)
 
 
+def test_a_receive_from_any_rank_is_served_before_those_behind_it(ranks: ThreadRanks) -> None:
+    """Who waits for anyone gets what comes first; a later receive from that rank what comes next,
+    and those behind it, which no receive from anyone precedes any more, come in any order."""
+
+    def work(group: Group) -> None:
+        if group.rank == 0:
+            rooms = [torch.zeros(1, dtype=torch.int64) for _ in range(5)]
+            works = [
+                group.recv(room, source, 16, async_op=True)
+                for room, source in zip(rooms, (None, 1, None, 2, 1), strict=True)
+            ]
+            group.barrier()  # nobody has sent yet
+            for issued in works:
+                issued.wait()
+            assert [issued.source_rank for issued in works] == [1, 1, 1, 2, 1]
+            assert [room.item() for room in rooms] == [10, 11, 12, 20, 13]
+        else:
+            group.barrier()
+            for number in range(4 if group.rank == 1 else 1):
+                if group.rank == 2:
+                    group.recv(torch.zeros(1), 1, 17)  # rank 1 has been served thrice
+                group.send(torch.tensor([group.rank * 10 + number]), 0, 16)
+                if (group.rank, number) == (1, 2):
+                    group.send(torch.zeros(1), 2, 17)
+
+    ranks.run(work)
+
+
 def test_a_message_of_another_size_or_dtype_is_an_error_on_both_sides(pair: ThreadRanks) -> None:
     """Sender and receiver are told what each of them called; nothing is cut or filled."""
 
