@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,7 @@ def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = N
     """
     name = str(dtype).removeprefix("torch.")
     if prescale is not None:
-        number = isinstance(prescale, int | float) and not isinstance(prescale, bool)
-        if not number or not math.isfinite(prescale):
+        if not _is_finite(prescale):
             raise Refused(f"prescale must be a finite number, not {prescale!r}")
         if not (dtype.is_floating_point or dtype.is_complex):
             raise Refused(
@@ -141,6 +141,13 @@ def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = N
             raise Refused(f"{op.value} is not defined for {name}: complex numbers have no order")
     else:
         raise Refused(f"there is no reduction for {name}; convert to float32 first")
+
+
+def _is_finite(factor: object) -> bool:
+    try:
+        return not isinstance(factor, bool) and isinstance(factor, Real) and math.isfinite(factor)
+    except OverflowError:  # a whole number or a fraction beyond all floats
+        return False
 
 
 def fold_of(op: ReduceOp, dtype: torch.dtype) -> Fold:

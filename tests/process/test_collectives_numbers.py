@@ -269,6 +269,7 @@ def test_a_factor_without_a_meaning_is_refused(ranks: Ranks) -> None:
             (torch.arange(4), 1, "int64"),
             (torch.tensor([True]), 0.5, "bool"),
             (torch.ones(2), math.nan, "nan"),
+            (torch.ones(2), 10**400, "finite"),
             (torch.ones(2), "half", "'half'"),
             (torch.ones(2), True, "True"),
         ):
