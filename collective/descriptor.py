@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+#: of the tensor that all ranks must agree on; or one tuple, of the elements of each rank's part
+Shape = tuple[int | tuple[int, ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
@@ -22,7 +25,7 @@ class Descriptor:
 def describe(
     operation: str,
     dtype: str = "",
-    shape: tuple[int, ...] | None = None,
+    shape: Shape | None = None,
     reduction: str = "",
     root: int | None = None,
     strategy: str = "",
@@ -34,7 +37,7 @@ def describe(
     Args:
         operation: such as ``all_reduce``.
         dtype: the elements' type, such as ``float32``.
-        shape: of the tensor that all ranks must agree on; None where they may differ.
+        shape: what all ranks must agree on; None where they may differ.
         reduction: such as ``sum``.
         root: the source or destination rank.
         strategy: the schedule that runs it.
@@ -69,7 +72,9 @@ def readable(data: bytes) -> str:
             parts.append(f"times {body['prescale']!r}")
         tensor = [str(body["dtype"])] if "dtype" in body else []
         if "shape" in body:
-            tensor.append(str(body["shape"]))
+            shape = body["shape"]
+            uneven = len(shape) == 1 and isinstance(shape[0], list)
+            tensor.append(f"in parts of {shape[0]}" if uneven else str(shape))
         if tensor:
             parts.append(" ".join(tensor))
         if "root" in body:

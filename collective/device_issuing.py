@@ -9,6 +9,7 @@ import torch
 
 from collective import device_ipc
 from collective.arguments import Tensors
+from collective.descriptor import Shape
 from collective.device_calls import DeviceOperation, Pipeline
 from collective.device_exchange import Exchange, Meeting
 from collective.device_kernel import kernels_for
@@ -89,7 +90,7 @@ class DeviceIssuing(Issuing):
         timeout: float | None,
         *,
         dtype: torch.dtype,
-        shape: tuple[int, ...] | None,
+        shape: Shape | None,
         root: int | None = None,
         reduction: str = "",
         prescale: float | None = None,

@@ -14,7 +14,7 @@ import torch
 
 from collective.arguments import check_timeout
 from collective.communicator import Communicator
-from collective.descriptor import Descriptor, describe
+from collective.descriptor import Descriptor, Shape, describe
 from collective.errors import Refused
 from collective.operation import Operation
 from collective.program import Program
@@ -105,7 +105,7 @@ class Issuing(ABC):
         timeout: float | None,
         *,
         dtype: torch.dtype | None = None,
-        shape: tuple[int, ...] | None = None,
+        shape: Shape | None = None,
         root: int | None = None,
         reduction: str = "",
         prescale: float | None = None,
@@ -161,7 +161,7 @@ def described(
     kind: Kind,
     strategy: str,
     dtype: torch.dtype | None,
-    shape: tuple[int, ...] | None,
+    shape: Shape | None,
     root: int | None,
     reduction: str,
     prescale: float | None,
@@ -193,14 +193,16 @@ def _site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def common_shape(parts: Sequence[torch.Tensor], own: torch.Tensor) -> tuple[int, ...]:
+def common_shape(parts: Sequence[torch.Tensor], own: torch.Tensor) -> Shape:
     """What ranks compare of a list before data move: the parts' shape, or all sizes if they differ.
+
+    Sizes stand in a tuple of their own: parts of 2 and of 3 elements are no parts of shape 2 × 3.
 
     The length of a frame would not tell: small parts travel together, and what another library or
     a device carries is in no frame of ours.
     """
     sizes = tuple(part.numel() for part in parts)
-    return tuple(own.shape) if len(set(sizes)) == 1 else sizes
+    return tuple(own.shape) if len(set(sizes)) == 1 else (sizes,)
 
 
 @lru_cache(maxsize=64)

@@ -96,6 +96,12 @@ def gathered(sizes: list[int]) -> Callable[[Group], Any]:
     return work
 
 
+def gathered_whole(group: Group) -> None:
+    """An all-gather of parts that all have 2 × 3 × 1 × … elements."""
+    shape = (2, 3, *[1] * group.size)[: group.size]
+    group.all_gather([torch.zeros(shape) for _ in range(group.size)], torch.ones(shape))
+
+
 def in_a_row(*calls: Callable[[Group], Any]) -> Callable[[Group], Any]:
     def work(group: Group) -> None:
         for call in calls:
@@ -126,6 +132,10 @@ CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
         ["bfloat16", "float32"],
     ),
     "sizes of parts": (lambda r: gathered([4] if r else [3]), ["[3, 1", "[4, 1"]),
+    "sizes of parts and a shape of the same numbers": (
+        lambda r: gathered_whole if r else gathered([2, 3]),
+        ["float32 in parts of [2, 3", "float32 [2, 3"],
+    ),
     "reduction": (lambda r: reduced(torch.ones(3), "max" if r else "sum"), ["sum", "max"]),
     "factor": (
         lambda r: lambda group: group.all_reduce(torch.ones(3), prescale=0.25 if r else 0.5),
