@@ -190,13 +190,13 @@ class Reach:
         self,
         name: str,
         ranks: Sequence[int],
-        others: Sequence[int],
+        others: Sequence[tuple[int, str]],
         deadline: float,
         labels: Mapping[int, str],
         check: Callable[[], None],
-        made: Callable[[int, Connection], None],
+        made: Callable[[int, str, Connection], None],
     ) -> None:
-        """Connections for collectives from all `others`, each given to `made` when it is there.
+        """A connection from each peer on each channel of `others`, given to `made` as it comes.
 
         They are made at the same time: a peer that cannot be dialled must be able to dial this
         rank, and to be dialled by others, meanwhile.
@@ -204,7 +204,7 @@ class Reach:
         Raises:
             RendezvousFailed: about the first peer that cannot be reached.
         """
-        errors: dict[int, BaseException] = {}
+        errors: dict[tuple[int, str], BaseException] = {}
         stop = threading.Event()
 
         def look() -> None:
@@ -212,11 +212,12 @@ class Reach:
             if stop.is_set():
                 raise _Stopped
 
-        def reach(peer: int) -> None:
+        def reach(peer: int, channel: str) -> None:
             try:
-                made(peer, self.one(name, ranks, peer, "collective", deadline, labels[peer], look))
+                connection = self.one(name, ranks, peer, channel, deadline, labels[peer], look)
+                made(peer, channel, connection)
             except BaseException as error:  # noqa: BLE001 — raised below
-                errors[peer] = error
+                errors[peer, channel] = error
                 if time.monotonic() < deadline:
                     halt()
 
@@ -224,7 +225,7 @@ class Reach:
             stop.set()
             self.wake()
 
-        threads = [threading.Thread(target=reach, args=(peer,), daemon=True) for peer in others]
+        threads = [threading.Thread(target=reach, args=other, daemon=True) for other in others]
         try:
             for thread in threads:
                 thread.start()
@@ -236,9 +237,9 @@ class Reach:
                 if thread.ident is not None:
                     thread.join()
             raise
-        for peer in others:
-            if peer in errors and not isinstance(errors[peer], _Stopped):
-                raise errors[peer]
+        for other in others:
+            if other in errors and not isinstance(errors[other], _Stopped):
+                raise errors[other]
 
     def wake(self) -> None:
         """Have who waits here look at its `check`."""

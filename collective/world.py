@@ -142,7 +142,7 @@ class World:
         #: on which peers that cannot dial this rank say so until they have their links
         heard: list[Inlet] = []
 
-        def made(peer: int, connection: Connection) -> None:
+        def made(peer: int, _: str, connection: Connection) -> None:
             opened.append(connection.sock)
             connections[peer] = connection
             if connection.dialled and ranks[peer] not in self._reach.neighbours:
@@ -152,17 +152,26 @@ class World:
 
         watch = Watch(watched, on_end)
         try:
-            self._reach.all(name, ranks, others, deadline, labels, watch.check, made)
+            first = [(peer, channel(0)) for peer in others]
+            self._reach.all(name, ranks, first, deadline, labels, watch.check, made)
+            further = self._further(ranks, connections)
+            more: dict[tuple[int, str], SocketEndpoint] = {}
+
+            def made_more(peer: int, on: str, connection: Connection) -> None:
+                opened.append(connection.sock)
+                more[peer, on] = SocketEndpoint(connection.sock, lost_after=SILENCE)
+
+            self._reach.all(name, ranks, further, deadline, labels, watch.check, made_more)
             for peer, connection in connections.items():
                 sock = connection.sock
                 if ranks[peer] in self._reach.neighbours:
                     shared[peer] = sock, shared_handshake.offer(sock, self.engine.bell)
                     continue
-                more = self._more(name, ranks, peer, connection, deadline, labels[peer], opened)
                 endpoint = SocketEndpoint(sock, lost_after=SILENCE)
+                rest = [more[other] for other in further if other[0] == peer]
                 inlets[peer] = (
-                    BundleInlet(endpoint, more, client=connection.dialled)
-                    if more
+                    BundleInlet(endpoint, rest, client=connection.dialled)
+                    if rest
                     else Inlet(endpoint, client=connection.dialled)
                 )
             claimed = self._doorman.claim(name, others, deadline, labels)
@@ -241,23 +250,20 @@ class World:
         endpoint = SocketEndpoint(connection.sock, lost_after=self._lost_after)
         return Outlet(endpoint, connection.unread, client=connection.dialled)
 
-    def _more(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        peer: int,
-        first: Connection,
-        deadline: float,
-        label: str,
-        opened: list[socket.socket],
-    ) -> list[SocketEndpoint]:
-        """The further connections of a link whose first is made, where one is not enough."""
-        endpoints = []
-        for number in range(1, wanted(first.sock)):
-            made = self._reach.one(name, ranks, peer, channel(number), deadline, label)
-            opened.append(made.sock)
-            endpoints.append(SocketEndpoint(made.sock, lost_after=SILENCE))
-        return endpoints
+    def _further(
+        self, ranks: Sequence[int], connections: Mapping[int, Connection]
+    ) -> list[tuple[int, str]]:
+        """The peers and channels of further connections of links whose first is made."""
+        far = {
+            peer: connection.sock
+            for peer, connection in connections.items()
+            if ranks[peer] not in self._reach.neighbours
+        }
+        return [
+            (peer, channel(number))
+            for peer, sock in far.items()
+            for number in range(1, wanted(sock, len(far)))
+        ]
 
     def _bundle(
         self,

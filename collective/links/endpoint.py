@@ -79,6 +79,10 @@ class SocketEndpoint:
         self.send = sock.sendmsg
         self.recv_into = sock.recv_into
 
+    def fills_up_at(self, nbytes: int) -> None:
+        """Take no more when so many bytes wait that the peer's window has no room for."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, nbytes)
+
     def local_address(self) -> str | None:
         """The address of this end, if it is one of a network."""
         inet = self._socket.family in (socket.AF_INET, socket.AF_INET6)

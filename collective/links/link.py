@@ -129,6 +129,12 @@ class Outlet:
             if count:
                 flight[0] = memoryview(flight[0])[count:]
 
+    def append(self, frame: bytes) -> None:
+        """Send a frame without a payload behind what is on its way."""
+        if self._masker is not None:
+            frame, _ = self._masker.frame(frame, None)
+        self._urgent.append(frame)
+
     def keep(self) -> None:
         """Copy what is still on its way: the memory that it was sent from may change."""
         if self._masker is None:  # else it is a copy
@@ -250,6 +256,8 @@ class Inlet:
     belled = False
     #: further connections of the same link
     others: Sequence[Inlet] = ()
+    #: how many of its connections data have come on
+    used = 1
 
     def __init__(self, endpoint: Endpoint, *, client: bool = True) -> None:
         """An inlet over `endpoint`; to one that is no `client`, the data come masked."""

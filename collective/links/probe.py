@@ -92,7 +92,7 @@ def measure(
         grows, rate = now > _GROWS * rate, now
         late = time.perf_counter() - begun + taken > limit
         if late and far and grows:  # it never got up to speed: each trip carries a send buffer
-            rate = max(rate, (1 + len(inlet.others)) * _SEND_BUFFER / round_trip)
+            rate = max(rate, inlet.used * _SEND_BUFFER / round_trip)
         if late:
             break
         if nbytes == _LARGEST or not grows:
@@ -116,6 +116,7 @@ def serve(outlet: Outlet, epoch: int, deadline: float, label: str, bell: int | N
         ProtocolError: it asks for too much.
     """
     zeros = memoryview(bytes(SEGMENT))
+    waiting = select.POLLOUT, deadline, label, bell
 
     def asked() -> tuple[Header, bytes] | None:
         return outlet.hear(FrameKind.PROBE, FrameKind.DONE)
@@ -128,8 +129,9 @@ def serve(outlet: Outlet, epoch: int, deadline: float, label: str, bell: int | N
             raise ProtocolError(f"{label} asks for {header.sequence} bytes to measure its link")
         for start in range(0, max(header.sequence, 1), SEGMENT):
             size = min(header.sequence - start, SEGMENT)
+            until(lambda: outlet.idle or outlet.flush() or None, outlet, *waiting)
             outlet.begin(frame_head(FrameKind.PROBED, epoch, 0, 0, size, 0), zeros[:size])
-            until(lambda: outlet.flush() or None, outlet, select.POLLOUT, deadline, label, bell)
+        until(lambda: outlet.flush() or None, outlet, *waiting)
 
 
 def until(

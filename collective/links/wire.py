@@ -28,6 +28,7 @@ class FrameKind(IntEnum):
     REFUSAL = 4  # why there is no download: JSON
     CALL = 5  # the client is asked to dial, since the server cannot: JSON
     PROBED = 6  # bytes without a meaning, by which a link is measured
+    TURN = 7  # the next frame comes on connection `sequence` of the link
     HELLO = 16  # the dialler is ready to receive; what it says of itself: JSON
     ABORT = 17  # an operation is given up: JSON
     LEFT = 18  # this rank left the group in order, after operation `sequence`

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import segments
+import soon_full
 import torch
 from link_kinds import NOWHERE
 from resources import descriptors, highest_resident, resident, threads
@@ -25,6 +26,7 @@ from collective import transfer
 from collective.errors import CollectiveError
 from collective.group import Group
 from collective.links.doorman import Doorman
+from collective.links.endpoint import SocketEndpoint
 from collective.links.link import Outlet
 from collective.links.listener import Admission, Listener, listen
 from collective.links.shared_memory import SharedOutlet
@@ -56,6 +58,7 @@ def join(
     transfer.LENT_FROM = 1 if lent else _lent_from
     segments.use(segment)
     os.environ["UNISONO_CONNECTIONS"] = "3" if way == "three connections" else "1"
+    SocketEndpoint.fills_up_at = soon_full.fills_up  # type: ignore[method-assign]
     rank = int(os.environ["RANK"])
     peers = []
     for number, text in enumerate(where):

@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from unittest import mock
 
+import soon_full
+
 from collective.group import Group
 from collective.links.doorman import Doorman
+from collective.links.endpoint import SocketEndpoint
 from collective.links.listener import Admission, Listener, listen
 from collective.memory_world import MemoryHall, MemoryWorld
 from collective.reaching import Peer
@@ -65,6 +68,7 @@ def linked_groups(
     connections = "3" if kind == "three connections" else "1"
     with (
         mock.patch.dict(os.environ, {"UNISONO_CONNECTIONS": connections, "UNISONO_LINKS": "auto"}),
+        mock.patch.object(SocketEndpoint, "fills_up_at", soon_full.fills_up),
         ThreadPoolExecutor(size) as pool,
     ):
         return list(pool.map(make, range(size)))
