@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -46,6 +47,7 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._short: Path | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             # it holds a credential: neither git nor a job's bundle may pick it up
@@ -144,8 +146,12 @@ class StateFolder:
         status = folder.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise LocalProblem(f"{folder} belongs to somebody else or is open to others; remove it")
+        self._short = folder
         return folder / "agent.sock"
 
     def close(self) -> None:
         """Let another agent have the folder."""
+        if self._short is not None:
+            with contextlib.suppress(OSError):  # somebody removed it, or put something else in it
+                self._short.rmdir()
         os.close(self._lock)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,17 +42,29 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_ranks_socket_fits_into_its_limit(tmp_path: Path) -> None:
-    """A deep state folder gets a short socket path of its own, closed to others."""
-    deep = tmp_path / ("d" * 90)
-    state = StateFolder(deep)
+    """A deep state folder gets a short socket path, closed to others, for as long as it is used."""
+    state = StateFolder(tmp_path / ("d" * 90))
     path = state.socket_path()
     assert len(os.fsencode(path)) < 108
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     path.parent.chmod(0o755)
     with pytest.raises(LocalProblem, match="open to others"):
         state.socket_path()
-    path.parent.rmdir()
     state.close()
+    assert not path.parent.exists()
+
+
+def test_an_agent_that_cannot_join_leaves_no_socket(tmp_path: Path) -> None:
+    """Also where its start fails, nothing stays outside of an agent's state folder."""
+    deep = tmp_path / ("d" * 90)
+    state = StateFolder(deep)
+    short = state.socket_path().parent
+    state.close()
+    command = [sys.executable, "-m", "worker.cli", "join", "127.0.0.1:1", "--cpu-slots", "1"]
+    command += ["--data-port", "0", "--state-dir", str(deep)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3 and "has not joined yet" in done.stderr
+    assert (deep / "agent-id").exists() and not short.exists()
 
 
 def test_each_control_plane_and_name_has_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
