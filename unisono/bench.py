@@ -116,7 +116,7 @@ def collectives(
             USAGE,
         )
     if device not in ("cpu", "cuda"):
-        fail(f"--device {device!r}: there are cpu and cuda", USAGE)
+        fail(f"--device {device!r}: it takes one of cpu, cuda", USAGE)
     if device == "cuda":
         _check_cuda(empty)
     work = {
@@ -204,9 +204,9 @@ def _against(text: str, there: tuple[str, ...], places: list[Layout]) -> list[st
     if text == "none":
         return []
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in names:
-        if name not in there:
-            fail(f"--against {name!r}: there is {', '.join(there)}, or none", USAGE)
+    if not set(names) <= set(there):
+        both = f", both ({','.join(there)})" if len(there) > 1 else ""
+        fail(f"--against {text!r}: it takes {', '.join(there)}{both}, or none", USAGE)
     if "mpi" in names:
         for layout in places:
             reason = bench_mpi.why_not(layout)

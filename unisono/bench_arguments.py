@@ -5,10 +5,12 @@ What means nothing ends the command as wrong usage, before a rank starts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from collective.figures import KINDS
 from collective.units import parse_size
 from unisono.bench_layout import Layout, layouts
 from unisono.commands.console import fail
@@ -22,6 +24,7 @@ __all__ = [
     "Repeats",
     "Sizes",
     "Topology",
+    "kinds_of",
     "operations_of",
     "places_of",
     "sizes_of",
@@ -83,10 +86,22 @@ def _size(text: str) -> int:
 
 def operations_of(text: str) -> list[str]:
     """The operations in a list."""
+    return _listed("--operations", text, OPERATIONS)
+
+
+def kinds_of(text: str) -> list[str]:
+    """The kinds of links in a list."""
+    return _listed("--link", text, KINDS)
+
+
+def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
     found = [name.strip() for name in text.split(",")]
     for name in found:
-        if name not in OPERATIONS:
-            fail(f"--operations {name!r}: there are {', '.join(OPERATIONS)}", USAGE)
+        if name not in known:
+            fail(
+                f"{flag} {name!r} is none of {', '.join(known)}; several are separated by commas",
+                USAGE,
+            )
     return found
 
 

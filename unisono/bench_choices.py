@@ -15,6 +15,7 @@ from unisono.bench_arguments import (
     Operations,
     Repeats,
     Sizes,
+    kinds_of,
     operations_of,
     places_of,
     sizes_of,
@@ -85,7 +86,7 @@ def choices(
     if topology is not None:
         places = places_of(topology, None, None)
     else:
-        places = [one for name in link.split(",") for one in places_of("flat", ranks, name.strip())]
+        places = [one for kind in kinds_of(link) for one in places_of("flat", ranks, kind)]
     work = {
         "what": "collectives",
         "sizes": sizes_of(sizes),

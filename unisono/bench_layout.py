@@ -97,7 +97,10 @@ def layouts(topology: str, ranks: str | None, link: str | None) -> list[Layout]:
         ValueError: names the option and what it takes.
     """
     if link is not None and link not in KINDS:
-        raise ValueError(f"--link {link!r}: there are {' and '.join(KINDS)}")
+        raise ValueError(
+            f"--link {link!r}: it takes one of {', '.join(KINDS)} for all pairs; leave it out for "
+            "shared memory within nodes and WebSocket between them"
+        )
     if topology != "flat":
         if ranks is not None:
             raise ValueError(

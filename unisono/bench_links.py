@@ -13,7 +13,7 @@ from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
 from collective.strategies import engines, parse
 from collective.units import format_rate, format_time
-from unisono.bench_arguments import USAGE, Json
+from unisono.bench_arguments import Json, kinds_of
 from unisono.bench_layout import Layout, layouts
 from unisono.bench_output import machine, results
 from unisono.bench_run import run_ranks
@@ -29,10 +29,7 @@ def links(
     as_json: Json = False,
 ) -> None:
     """Measure round-trip time and rate of links between two ranks here, and keep the figures."""
-    kinds = [text.strip() for text in link.split(",")]
-    for kind in kinds:
-        if kind not in figures.KINDS:
-            fail(f"--link {kind!r}: there are {' and '.join(figures.KINDS)}", USAGE)
+    kinds = kinds_of(link)
     found, where = [], machine()
     for kind in kinds:
         (layout,) = layouts("flat", "2", kind)

@@ -190,7 +190,7 @@ def _kind(operation: str) -> Kind:
         return Kind(operation)
     except ValueError:
         kinds = ", ".join(kind.value for kind in Kind)
-        fail(f"--operation {operation!r} is none of {kinds}", code=2)
+        fail(f"--operation {operation!r}: it takes one of {kinds}", code=2)
 
 
 def _read(flag: str, parse: Callable[[str], T], text: str) -> T:

@@ -47,7 +47,8 @@ def test_topologies(
         ("flat", "2,", None, "'2,': expected numbers from 1 on"),
         ("2x2", "4", None, "--ranks 4 beside --topology 2x2"),
         ("2x2", None, "shm", "such as 1x4"),
-        ("flat", None, "rdma", "websocket and shm"),
+        ("flat", None, "websocket,shm", "'websocket,shm': it takes one of websocket, shm for all"),
+        ("2x2", None, "shm+websocket", "leave it out for shared memory within nodes"),
     ],
 )
 def test_topologies_that_mean_nothing(
