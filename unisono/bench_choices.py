@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from collective.figures import KINDS
 from collective.units import format_size, format_time
 from unisono import bench_output
 from unisono.bench_arguments import (
@@ -65,15 +66,24 @@ class Choice:
 
 
 def choices(
-    ranks: Annotated[str, typer.Option(metavar="N,…", help="Numbers of ranks.")] = "2,4,8",
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="Numbers of ranks (2,4,8).", show_default=False),
+    ] = None,
     link: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Of websocket and shm: all pairs use it.")
-    ] = "websocket,shm",
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Of websocket and shm (both, in turn): all pairs use it.",
+            show_default=False,
+        ),
+    ] = None,
     topology: Annotated[
         str | None,
         typer.Option(
             metavar="NxM|A,B,…",
-            help="Instead of --ranks and --link: nodes with several ranks, such as 2x2.",
+            help="Instead of --ranks: nodes with several ranks, such as 2x2; without --link they "
+            "exchange as in collectives.",
             show_default=False,
         ),
     ] = None,
@@ -84,9 +94,10 @@ def choices(
 ) -> None:
     """Time auto in turn with all fixed strategies, and show how near it is to the best of them."""
     if topology is not None:
-        places = places_of(topology, None, None)
+        places = places_of(topology, ranks, link)
     else:
-        places = [one for kind in kinds_of(link) for one in places_of("flat", ranks, kind)]
+        kinds = KINDS if link is None else kinds_of(link)
+        places = [one for kind in kinds for one in places_of("flat", ranks or "2,4,8", kind)]
     work = {
         "what": "collectives",
         "sizes": sizes_of(sizes),

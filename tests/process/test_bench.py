@@ -164,6 +164,8 @@ def test_nodes_on_hosts_of_their_own(topology: str, network: tuple[str, str]) ->
         (("choices", "--operations", "allreduce"), "all_reduce"),
         (("choices", "--sizes", "0"), "at least 1 byte"),
         (("choices", "--sizes", "8x"), "8x"),
+        (("choices", "--topology", "2x2", "--ranks", "8"), "leave one of them out"),
+        (("choices", "--topology", "2x2", "--link", "shm"), "nodes share no memory"),
         (("choices", "--link", "shm+websocket"), "is none of websocket, shm; several are"),
         (("links", "--link", "rdma"), "is none of websocket, shm; several are"),
         (("plot", "nowhere.json", "--out", "x.svg"), "nowhere.json cannot be read"),
