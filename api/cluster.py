@@ -235,7 +235,7 @@ class Cluster:
 
     def offers(self) -> list[Offer]:
         """What all nodes could give now, by name, so that w2 is before w10."""
-        nodes = sorted(self.by_id.values(), key=lambda node: _natural(node.name))
+        nodes = sorted(self.by_id.values(), key=lambda node: natural(node.name))
         return [node.offer() for node in nodes]
 
     def send(self, node_id: str, message: Message | str) -> None:
@@ -369,7 +369,7 @@ class Cluster:
         return payload or None
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """A sort key under which numbers in names count as numbers."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

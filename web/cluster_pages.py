@@ -31,7 +31,7 @@ async def home(user: CurrentUser, state: str = "", cursor: str = "") -> Response
         user.api.get("/jobs", state=state, cursor=cursor, limit=JOBS),
         *(user.api.items("/jobs", _COUNT_LIMIT, state=name) for name in _COUNTED),
     )
-    shown = [views.shown_node(node) for node in nodes]
+    shown = views.shown_nodes(nodes)
     numbers = {name: len(found) for name, (found, _) in zip(_COUNTED, counts, strict=True)}
     return user.page(
         "home.html",

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from api.cluster import natural
 from web import format as fmt
 
 #: figures of a typical step look at this many of the last ones, here and in static/steps.js
@@ -63,6 +64,11 @@ def shown_node(node: Plain) -> dict[str, Any]:
     if state == "online" and node.get("draining"):
         state = "draining"
     return {**node, "state": state}
+
+
+def shown_nodes(nodes: Iterable[Plain]) -> list[dict[str, Any]]:
+    """Nodes by name, so that w2 is before w10."""
+    return [shown_node(node) for node in sorted(nodes, key=lambda node: natural(node["name"]))]
 
 
 def device_use(device: Plain) -> str:

@@ -121,6 +121,12 @@ def pages() -> dict[str, str]:
     }
 
 
+def test_nodes_stand_by_name() -> None:
+    """The cluster's page has its nodes by name, whoever joined first; numbers count as numbers."""
+    nodes = [{**node(), "name": name} for name in ("w10", "w2", "w1")]
+    assert [shown["name"] for shown in views.shown_nodes(nodes)] == ["w1", "w2", "w10"]
+
+
 @pytest.mark.parametrize("name", ["job", "home", "node"])
 def test_markup_in_names_is_text(name: str) -> None:
     """Names, errors, arguments and log lines with markup are text in every place of a page."""
