@@ -168,13 +168,14 @@ def decide(
     for ended in ends:
         if not ended.well and ended.rank not in seen:
             seen.add(ended.rank)
+            by_agent = (ended.message or "").startswith("ended: ")  # which then says why
             consequences.append(
                 {
                     "rank": ended.rank,
                     "node": node_of.get(ended.rank),
                     "kind": "Ended",
                     "message": describe_exit(ended)
-                    + ("" if own_doing(ended.at) else ", after it was told to end"),
+                    + ("" if by_agent or own_doing(ended.at) else ", after it was told to end"),
                 }
             )
     return Verdict(cause, consequences, lost)

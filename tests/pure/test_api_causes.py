@@ -48,6 +48,24 @@ def test_what_follows_the_end_is_no_cause() -> None:
     assert sorted(entry["rank"] for entry in verdict.consequences) == [0, 2, 3]
 
 
+def test_who_was_ended_is_said_once() -> None:
+    """What followed the end says so, unless its agent has said that it ended it."""
+    verdict = decide(
+        [],
+        [
+            ended(0, 3, 10.0),
+            RankEnded(1, None, 15, 11.0, "ended: a rank failed"),
+            RankEnded(2, 1, None, 11.0, "no data here"),
+        ],
+        [],
+        NODES,
+        10.5,
+    )
+    assert [entry["message"] for entry in verdict.consequences] == [
+        "ended: a rank failed", "no data here, after it was told to end",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -121,6 +121,20 @@ def pages() -> dict[str, str]:
     }
 
 
+def test_a_job_that_waits_has_not_started() -> None:
+    """The cluster's page says of such a job when it was created, and not that it was started."""
+    home = rendering.page(
+        "home.html",
+        jobs=[job(started_at=None, ended_at=None, created_at=time.time() - 7200, progress=None)],
+        nodes=[],
+        summary=views.cluster_summary([], {}),
+        job_states=[],
+        **SHELL,
+    )
+    text = Tags(bytes(home.body).decode()).text
+    assert "not started created 2 h ago" in text, text
+
+
 def test_nodes_stand_by_name() -> None:
     """The cluster's page has its nodes by name, whoever joined first; numbers count as numbers."""
     nodes = [{**node(), "name": name} for name in ("w10", "w2", "w1")]
