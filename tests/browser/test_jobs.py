@@ -86,12 +86,14 @@ def test_the_form_keeps_what_was_typed(tabs: Tabs, api: Api, gate: Gate) -> None
     page.fill("#nodes", "zero")
     page.click("button:has-text('Start job')")
     expect(page.locator("#error-command")).to_contain_text("Not a JSON list")
+    expect(page.locator("#command-parsed")).to_be_empty()
     expect(page.locator("#error-nodes")).to_have_text(
         "'zero' is not a whole number from 1 to 4096."
     )
     assert page.input_value("#name") == "typed"
     assert page.input_value("#command") == command[:-1]
     page.fill("#command", command)
+    expect(page.locator("#error-command")).to_have_count(0)
     items = page.locator("#command-parsed li")
     expect(items).to_have_count(5 + len(AWKWARD))
     assert items.nth(5).text_content() == AWKWARD[0]

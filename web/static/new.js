@@ -21,6 +21,7 @@ function parse(text) {
 
 for (const box of document.querySelectorAll("textarea[data-list]")) {
   const out = document.getElementById(`${box.id}-parsed`);
+  const told = document.getElementById(`error-${box.id}`);
   const show = () => {
     const { list, problem } = parse(box.value);
     if (problem) {
@@ -31,8 +32,12 @@ for (const box of document.querySelectorAll("textarea[data-list]")) {
     const count = `${list.length} ${list.length === 1 ? "argument" : "arguments"}`;
     out.replaceChildren(html("p", "hint", count), html("ol", "args", ...items));
   };
-  box.addEventListener("input", show);
-  show();
+  box.addEventListener("input", () => {
+    told?.remove();
+    show();
+  });
+  // what the server has said of this text is not said again
+  if (!told) show();
 }
 
 /** Parts of the form that belong to one choice of a radio group. */
