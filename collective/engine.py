@@ -227,6 +227,8 @@ class Engine:
             communicator._lose(lost.peer, lost.reason)
         except CollectiveError as error:
             communicator.fail(error)
+        except Exception as error:  # noqa: BLE001 — ends its group, not the thread that serves all
+            communicator.interrupt(error)
         if communicator.error is not None:
             operation.finish(communicator.error)
 

@@ -15,6 +15,7 @@ from thread_ranks import HANG, ThreadRanks, socket_groups
 import collective
 from collective.errors import CollectiveError, GroupClosed, OperationAborted, Refused
 from collective.group import Group
+from collective.operation import Operation
 from collective.work import Work
 
 
@@ -212,6 +213,39 @@ def test_an_exception_at_the_end_of_an_operation_poisons_the_group() -> None:
         for group in ranks.groups:
             with pytest.raises(CollectiveError):
                 group.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send"])
+def test_an_operation_that_cannot_begin_ends_its_group_alone(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is missing at the start of an asynchronous call is told to all ranks, and the
+    thread that serves goes on with the other groups."""
+    with ThreadRanks(2) as ranks:
+        ranks.run(lambda group: group.barrier())
+        start = Operation.start
+
+        def begin(operation: Operation) -> None:
+            if operation.communicator is ranks.groups[0]._communicator:
+                raise MemoryError("no room")
+            start(operation)
+
+        monkeypatch.setattr(Operation, "start", begin)
+
+        def work(group: Group) -> None:
+            other = group.subgroup([0, 1], "other")
+            if call == "all_reduce":
+                issued = group.all_reduce(torch.ones(4), async_op=True)
+            elif group.rank == 0:
+                issued = group.send(torch.ones(4), 1, async_op=True)
+            else:
+                issued = group.recv(torch.ones(4), 0, async_op=True)
+            with pytest.raises(OperationAborted, match=r"rank 0 .*MemoryError: no room") as caught:
+                issued.wait(5)
+            assert caught.value.rank == 0
+            assert other.all_reduce(torch.ones(1), async_op=True).wait(5)
+
+        ranks.run(work)
 
 
 def test_an_interrupted_call_poisons_the_group_everywhere() -> None:
