@@ -120,7 +120,6 @@ class Communicator:
         self.queue.append(operation)
         if len(self.queue) == 1:
             self.moved_at = time.monotonic()
-            self._start(operation)
 
     def _start(self, operation: Operation) -> None:
         operation.start()
@@ -141,8 +140,6 @@ class Communicator:
                 operation = self.queue[0]
                 if operation.finished:
                     self.queue.popleft()
-                    if self.queue:
-                        self._start(self.queue[0])
                     continue
                 if not operation.started:
                     self._start(operation)
@@ -157,8 +154,6 @@ class Communicator:
                 if operation.error is not None:
                     raise operation.error  # in its last step here, where others cannot see it
                 self.queue.popleft()
-                if self.queue:
-                    self._start(self.queue[0])
             if self.messaging.busy and self.messaging.advance():
                 moved = True
         except LinkLost as lost:
