@@ -171,7 +171,8 @@ class TensorServer:
                 del self._entries[key]
             for key in [key for key in self._ended if key[0] == group]:
                 del self._ended[key]
-            self._cut += [c for c in self._connections.values() if c.group == group]
+            here = (*self._connections.values(), *self._arrived)
+            self._cut += [connection for connection in here if connection.group == group]
             self._ring()
 
     def close(self) -> None:

@@ -10,8 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +42,7 @@ from collective.errors import (
 )
 from collective.group import Group
 from collective.links.endpoint import SocketEndpoint
-from collective.links.link import EndOfLink, Outlet
+from collective.links.link import Outlet
 from collective.links.wire import HEADER, HEADER_SIZE, FrameKind
 from collective.program import SEGMENT
 from collective.tensor_format import Capability, Description, bytes_of
@@ -283,34 +281,39 @@ def test_a_group_that_could_not_be_linked_still_serves_tensors(sockets: list[Gro
 
 
 def test_a_group_is_forgotten_while_its_downloads_end() -> None:
-    """That a connection ends at the same moment is no error for who closes the group."""
-    serving, looking = threading.Event(), threading.Event()
+    """A connection that ends at that moment is taken out under the lock of who goes through them,
+    so that it is no error for who closes the group."""
+    locked: list[bool] = []
 
-    class Slow(dict[int, Any]):
-        def values(self) -> Any:
-            for value in super().values():
-                yield value
-                if threading.current_thread() is threading.main_thread():
-                    looking.set()
-                    time.sleep(0.2)  # in which the connection would be gone
-
-    class Ending(Outlet):
-        def control(self) -> Any:
-            serving.set()
-            looking.wait(5)
-            raise EndOfLink("now")
+    class Connections(dict[int, Any]):
+        def __delitem__(self, descriptor: int) -> None:
+            locked.append(server._lock.locked())
+            super().__delitem__(descriptor)
 
     server = TensorServer("secret", 1)
-    server._connections = Slow()
-    ends = [socket.socketpair() for _ in range(2)]
-    server.take("g", 0, 1, Outlet(SocketEndpoint(ends[0][0])))
-    server.take("g", 0, 2, Ending(SocketEndpoint(ends[1][0])))
-    serving.wait(5)
-    server.forget("another")
-    eventually(lambda: len(server._connections) == 1, what="the end is noticed")
+    server._connections = Connections()
+    ours, theirs = socket.socketpair()
+    server.take("g", 0, 1, Outlet(SocketEndpoint(ours)))
+    theirs.close()
+    eventually(lambda: locked, what="the end is noticed")
     server.close()
-    for _, theirs in ends:
-        theirs.close()
+    assert locked == [True]
+
+
+def test_a_closed_group_lets_go_of_who_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection at which the thread has not looked yet ends with its group, as the others do."""
+    server = TensorServer("secret", 1)
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(5)
+    with theirs, monkeypatch.context() as late:
+        late.setattr(TensorServer, "_start", lambda _: None)
+        server.take("g", 0, 1, Outlet(SocketEndpoint(ours)))
+        server.forget("g")
+        late.undo()
+        with server._lock:
+            server._start()
+        assert theirs.recv(1) == b""
+    server.close()
 
 
 def test_a_change_while_exposed_is_noticed(groups: list[Group]) -> None:
@@ -323,8 +326,7 @@ def test_a_change_while_exposed_is_noticed(groups: list[Group]) -> None:
 
 
 def test_a_wait_ends_with_its_group(groups: list[Group]) -> None:
-    """A group that is poisoned, here or elsewhere, or closed by another thread, ends a download for
-    which nothing has come."""
+    """A group that is poisoned, here or elsewhere, ends a download for which nothing has come."""
     with ThreadPoolExecutor(2) as pool:
         late = [pool.submit(group.download, 1, "never") for group in (groups[0], groups[2])]
         eventually(lambda: waiting(groups[1]) == 2, what="two downloads wait")
@@ -605,9 +607,7 @@ def test_junk_ends_its_own_connection_only(sockets: list[Group], message: bytes)
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             client.recv(timeout=5)
     assert sockets[1].download(0, "w").numel() == 3
-    assert not sockets[0]._wiring.tensors._connections or eventually(
-        lambda: not sockets[0]._wiring.tensors._connections
-    )
+    eventually(lambda: not sockets[0]._wiring.tensors._connections)
 
 
 def test_an_offset_beyond_the_end_is_refused(sockets: list[Group]) -> None:
@@ -738,4 +738,3 @@ def test_a_forked_child_serves_nobody(sockets: list[Group]) -> None:
         assert sockets[1].download(0, "w").numel() == 3
         sockets[0].expose(torch.ones(4), "late")
         assert late.result().numel() == 4
-    assert threading.active_count() > 1
