@@ -79,7 +79,8 @@ class World:
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._dialled: set[tuple[str, int]] = set()
         self._dialling = threading.Lock()
-        self._lost_after = 600.0
+        #: by group: seconds for which one of its members may stand still
+        self._lost_after: dict[str, float] = {}
         self._name = name
         self._surroundings: Surroundings | None = None
         self.unreachable = self._reach.unreachable
@@ -122,7 +123,7 @@ class World:
         size = len(ranks)
         labels = {i: f"rank {i} on node {self.peers[rank].node}" for i, rank in enumerate(ranks)}
         self._ranks[name] = ranks
-        self._lost_after = max(timeout, 60.0)
+        self._lost_after[name] = max(timeout, 60.0)
         others = [(me + step) % size for step in range(1, size)]
         inlets: dict[int, Inlet] = {}
         outlets: dict[int, Outlet] = {}
@@ -182,7 +183,7 @@ class World:
                     memory, bell = shared_handshake.take(sock, self.engine.bell, deadline)
                     outlets[peer] = SharedOutlet(sock, memory, bell, connection.unread)
                 else:
-                    outlets[peer] = self._outlet(connection)
+                    outlets[peer] = self._outlet(name, connection)
             for ear in heard:
                 self._reach.lines.ignore(ear)
             # only now: whoever hands its bell over has claimed, and so has dialled before
@@ -241,13 +242,13 @@ class World:
         self.engine.add(communicator)
 
         def take_message_link(peer: int, connection: Connection) -> None:
-            self.engine.add_message_link(communicator, peer, self._outlet(connection))
+            self.engine.add_message_link(communicator, peer, self._outlet(name, connection))
 
         self._doorman.forward(name, "p2p", take_message_link)
         return communicator
 
-    def _outlet(self, connection: Connection) -> Outlet:
-        endpoint = SocketEndpoint(connection.sock, lost_after=self._lost_after)
+    def _outlet(self, name: str, connection: Connection) -> Outlet:
+        endpoint = SocketEndpoint(connection.sock, lost_after=self._lost_after[name])
         return Outlet(endpoint, connection.unread, client=connection.dialled)
 
     def _further(
@@ -281,7 +282,8 @@ class World:
             for number in range(1, outlet.connections):
                 claimed = self._doorman.claim(name, [peer], deadline, labels, channel(number))
                 opened.append(claimed[peer].sock)
-                endpoints.append(SocketEndpoint(claimed[peer].sock, lost_after=self._lost_after))
+                sock = claimed[peer].sock
+                endpoints.append(SocketEndpoint(sock, lost_after=self._lost_after[name]))
             if endpoints:
                 outlets[peer] = BundleOutlet(outlet, endpoints)
 
@@ -357,6 +359,7 @@ class World:
         self.tensors.forget(name)
         self._doorman.forget(name)
         self._ranks.pop(name, None)
+        self._lost_after.pop(name, None)
         self._dialled = {entry for entry in self._dialled if entry[0] != name}
 
     def close(self) -> None:

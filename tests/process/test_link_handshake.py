@@ -270,6 +270,24 @@ def test_ranks_that_meet_by_addresses_share_no_memory() -> None:
             assert not isinstance(outlet, SharedOutlet)
 
 
+def test_how_long_a_rank_may_stand_still_is_its_groups_to_say() -> None:
+    """A subgroup of less patience leaves links for messages that are made after it as they were."""
+
+    def work(group: Group) -> int:
+        with group.subgroup([0, 1], "hasty", timeout=5) as hasty:
+            hasty.barrier()
+            if group.rank:
+                group.recv(torch.zeros(1), 0)
+                return 0
+            group.send(torch.ones(1), 1)
+        (outlet,) = group._communicator.messaging.outlets.values()  # type: ignore[union-attr]
+        sock: socket.socket = outlet.endpoint._socket  # type: ignore[attr-defined]
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    with ThreadRanks(2, groups=socket_groups(2, timeout=200)) as ranks:
+        assert ranks.run(work)[0] == 200_000
+
+
 # -- a rank made of a stock library ---------------------------------------------------------------
 
 COUNT = 300_000
