@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import select
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from collective.links.wire import FrameKind, Header
 from collective.messaging import Messaging
 from collective.operation import LinkLost, Operation
 from collective.transfer import CollectiveOperation
+from collective.watch import Bells
 
 if TYPE_CHECKING:
     from collective.engine import Engine
@@ -38,6 +38,7 @@ class Communicator:
         outlets, inlets: the links of collectives, by peer.
         error: what poisoned the group, or None.
         nodes: the name of each rank's node.
+        bells: of those who wait for a tensor.
     """
 
     def __init__(
@@ -79,8 +80,7 @@ class Communicator:
         self._ahead: tuple[int, int, int, bytes] | None = None
         self._heard = {peer: Heard() for peer in outlets}
         self._asked_at = 0.0
-        #: eventfds of who waits for a tensor beside the engine and must hear of the group's end
-        self.bells: set[int] = set()
+        self.bells = Bells()
 
     def label(self, rank: int) -> str:
         """A rank with its node's name, for messages."""
@@ -95,11 +95,6 @@ class Communicator:
     def attended(self) -> bool:
         """Whether somebody must read what peers say."""
         return self.busy or bool(self.bells)
-
-    def ring(self) -> None:
-        """Wake who waits beside the engine, for the last time."""
-        while self.bells:
-            os.eventfd_write(self.bells.pop(), 1)
 
     def _active(self) -> Operation | None:
         return self.queue[0] if self.queue else None
@@ -372,7 +367,7 @@ class Communicator:
             operation.release()
             operation.finish(error)
         self.messaging.fail(error)
-        self.ring()
+        self.bells.ring()
 
     def _behind(self, error: Mismatch) -> CollectiveError:
         """What explains that ranks disagree: what a peer has said by now, or one that is gone.

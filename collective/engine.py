@@ -110,7 +110,6 @@ class Engine:
 
         def leave() -> None:
             communicator.closed = True
-            communicator.ring()
             if communicator in self._groups:
                 self._groups.remove(communicator)
             for descriptor, entry in list(self._links.items()):

@@ -45,6 +45,7 @@ from collective.strategies import (
     resolve,
 )
 from collective.tensor_service import TensorService
+from collective.watch import Bells
 from collective.wiring import Wiring
 from collective.work import Work
 
@@ -118,6 +119,7 @@ class Group(Calls, TensorService):
         self._parent: Group | None = None
         self._connecting = threading.Lock()
         self._communicator: Communicator | None = None
+        self._bells = Bells()
         self._closed = False
         self._pid = os.getpid()
         self._place(nodes)
@@ -170,9 +172,12 @@ class Group(Calls, TensorService):
         with self._connecting:
             self._check_open()
             if self._communicator is None:
-                self._communicator = self._wiring.connect(
+                made = self._wiring.connect(
                     self.name, self.ranks, self.timeout, _STALL, self._known_links()
                 )
+                made.bells = self._bells
+                self._communicator = made
+                self._attend_links()
             return self._communicator
 
     @property
@@ -222,19 +227,16 @@ class Group(Calls, TensorService):
         return peer in links and links[peer].ended()
 
     def _attend(self, bell: int) -> None:
-        communicator = self._communicator
-        if communicator is not None:
-            self._wiring.engine.call(
-                lambda: None if communicator.error else communicator.bells.add(bell)
-            )
+        self._bells.add(bell)
+        self._attend_links()
+
+    def _attend_links(self) -> None:
+        """Have the engine read what peers say of the group's end, if somebody waits for that."""
+        if self._bells and self._communicator is not None:
+            self._wiring.engine.post(lambda: None)
 
     def _ignore(self, bell: int) -> None:
-        communicator = self._communicator
-        if communicator is not None:
-            try:
-                self._wiring.engine.call(lambda: communicator.bells.discard(bell))
-            except GroupClosed:
-                return  # closed meanwhile: nobody rings any more
+        self._bells.discard(bell)
 
     def close(self) -> None:
         """Leave the group in order: peers learn after which operation; harmless when repeated.
@@ -247,6 +249,7 @@ class Group(Calls, TensorService):
         for child in list(self._children):
             child.close()
         self._closed = True
+        self._bells.ring()
         _open_groups.discard(self)
         communicator = self._communicator
         linger = self._wiring.linger

@@ -1,4 +1,4 @@
-"""Looking after peers that are expected, while others are waited for."""
+"""How those who wait for one thing hear of another: a peer that is lost, a group that is over."""
 
 from __future__ import annotations
 
@@ -9,6 +9,38 @@ from collections.abc import Callable, Sequence
 
 from collective.errors import PeerLost
 from collective.links.link import Outlet
+
+
+class Bells:
+    """Eventfds of those who wait beside the engine, and must hear that their group is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bells: set[int] = set()
+        self._rung = False
+
+    def __bool__(self) -> bool:
+        return bool(self._bells)
+
+    def add(self, bell: int) -> None:
+        """Ring `bell` when the group is over; at once if it is."""
+        with self._lock:
+            if self._rung:
+                os.eventfd_write(bell, 1)
+            else:
+                self._bells.add(bell)
+
+    def discard(self, bell: int) -> None:
+        """Do not ring `bell` any more: it may be closed."""
+        with self._lock:
+            self._bells.discard(bell)
+
+    def ring(self) -> None:
+        """The group is over."""
+        with self._lock:
+            self._rung = True
+            while self._bells:
+                os.eventfd_write(self._bells.pop(), 1)
 
 
 class Watch:

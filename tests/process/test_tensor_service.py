@@ -35,6 +35,7 @@ from collective.errors import (
     CollectiveError,
     DeadlineExceeded,
     GroupClosed,
+    Mismatch,
     PeerLost,
     ProtocolError,
     Refused,
@@ -346,6 +347,30 @@ def test_a_wait_ends_when_its_group_is_closed(groups: list[Group]) -> None:
         with pytest.raises(GroupClosed):
             late.result(timeout=5)
     assert groups[1].error is None
+
+
+def test_a_wait_ends_with_a_group_that_was_not_linked_when_it_began(groups: list[Group]) -> None:
+    """Also where no member has made its links yet: when the group is closed, or is linked and
+    poisoned."""
+    pair = [groups[rank].subgroup([0, 1], "pair") for rank in (0, 1)]
+    with ThreadPoolExecutor(3) as pool:
+        late = pool.submit(pair[0].download, 1, "never")
+        eventually(lambda: waiting(groups[1]) == 1, what="a download waits")
+        failing = [
+            pool.submit(group.all_reduce, torch.ones(count), async_op=False)
+            for count, group in enumerate(pair)
+        ]
+        for each in (*failing, late):
+            with pytest.raises(Mismatch):
+                each.result(timeout=5)
+        for group in pair:
+            group.close()
+        pair = [groups[rank].subgroup([0, 1], "pair") for rank in (0, 1)]
+        late = pool.submit(pair[0].download, 1, "never")
+        eventually(lambda: waiting(groups[1]) == 1, what="a download waits")
+        pair[0].close()
+        with pytest.raises(GroupClosed):
+            late.result(timeout=5)
 
 
 def test_an_owner_that_leaves_is_named(
