@@ -208,7 +208,7 @@ def from_content(
     cls = getattr(errors, str(content.get("type")), OperationAborted)
     if not (isinstance(cls, type) and issubclass(cls, CollectiveError)):
         cls = OperationAborted
-    rank = content.get("rank")
+    rank, operation, phase = (content.get(name) for name in ("rank", "operation", "phase"))
     text = str(content.get("message"))
     reporter = content.get("reporter", peer)
     reported = f" (reported by rank {reporter})"
@@ -218,7 +218,7 @@ def from_content(
         text,
         rank=rank if isinstance(rank, int) else None,
         node=here.nodes[rank] if isinstance(rank, int) and 0 <= rank < here.size else None,
-        operation=str(content.get("operation")),
+        operation=None if operation is None else str(operation),
         sequence=sequence or None,
-        phase=None if content.get("phase") is None else str(content["phase"]),
+        phase=None if phase is None else str(phase),
     )

@@ -340,6 +340,7 @@ def test_closing_during_an_operation_ends_it_everywhere() -> None:
         for outcome in ranks.outcomes(work):
             assert isinstance(outcome.error, CollectiveError), outcome.error
             assert "rank 0" in str(outcome.error)
+            assert outcome.error.operation is None, "it is about none"
 
 
 def test_subgroups_that_make_no_sense_are_refused(ranks: ThreadRanks) -> None:
