@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -287,12 +286,7 @@ class Group(Calls, TensorService):
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def subgroup(

@@ -15,6 +15,9 @@ from collective.links.link import Inlet, Outlet
 from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
 
+#: the name of the one node that all threads are on
+NODE = "here"
+
 
 class MemoryHall:
     """Where the threads of one process find the ends of the links between them."""
@@ -59,7 +62,7 @@ class MemoryWorld:
     @property
     def surroundings(self) -> Surroundings:
         """All ranks are threads of one interpreter, which runs one of them at a time."""
-        return Surroundings((Facts(1, "here"),) * len(self._hall.worlds))
+        return Surroundings((Facts(1, NODE),) * len(self._hall.worlds))
 
     def near(self, ranks: Sequence[int]) -> bool:
         """No: they are threads of this process."""
@@ -83,7 +86,7 @@ class MemoryWorld:
             rank=me,
             size=len(ranks),
             epoch=1,
-            nodes=["here"] * len(ranks),
+            nodes=[NODE] * len(ranks),
             outlets=outlets,
             inlets=inlets,
             stall=stall,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 
 from collective.group import DEFAULT_TIMEOUT, Group
-from collective.memory_world import MemoryHall, MemoryWorld
+from collective.memory_world import NODE, MemoryHall, MemoryWorld
 from collective.rendezvous import DEFAULT_GROUP
 from collective.strategies import Strategy, check_names, parse
-
-#: the name of the one node that all peers are on
-_NODE = "here"
 
 
 class Peers(list[Group]):
@@ -22,12 +18,7 @@ class Peers(list[Group]):
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -67,13 +58,13 @@ def local_group(
     found = [_device(device) for device in devices]
     if not found:
         raise ValueError("a group has at least one rank: name its devices, or a number above 0")
-    check_names(parse(strategy), [_NODE])
+    check_names(parse(strategy), [NODE])
     hall = MemoryHall()
     worlds = [MemoryWorld(rank, hall) for rank in range(len(found))]
     try:
         return Peers(
             Group(
-                world, DEFAULT_GROUP, range(len(found)), rank, [_NODE] * len(found),
+                world, DEFAULT_GROUP, range(len(found)), rank, [NODE] * len(found),
                 timeout=timeout, strategy=strategy, device=found[rank], asynchronous=True,
             )
             for rank, world in enumerate(worlds)

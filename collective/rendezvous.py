@@ -128,7 +128,7 @@ def assemble(
         raise
     nodes = [peer.node for peer in peers]
     try:
-        check_names(parse(strategy), nodes)
+        check_names(strategy, nodes)
         return Group(
             world,
             name,
