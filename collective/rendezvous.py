@@ -117,8 +117,8 @@ def assemble(
         RendezvousFailed: someone did not come or cannot be reached.
         ValueError: the strategy does not exist, or names a node that has no rank.
     """
-    strategy = parse(strategy)
     try:
+        strategy = parse(strategy)
         world = World(
             rank, peers, admission, doorman, listener, name, calibrates=isinstance(strategy, Auto)
         )

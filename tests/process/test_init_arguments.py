@@ -78,6 +78,18 @@ def test_a_setting_without_meaning_is_named(
     assert (descriptors(), threads()) == before
 
 
+def test_a_strategy_of_the_control_plane_that_does_not_exist_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What another version of the control plane may say ends `init` with everything closed."""
+    answer = {"rank": 0, "members": [], "secret": "s", "epoch": 1, "strategy": "rign"}
+    monkeypatch.setattr("collective.rendezvous.announce", lambda *_: answer)
+    before = descriptors(), threads()
+    with pytest.raises(ValueError, match="there is no strategy 'rign'"):
+        collective.init(url="http://h:1", token="t", group="g", world_size=1)
+    assert (descriptors(), threads()) == before
+
+
 def test_an_address_that_is_taken_or_elsewhere_is_named_with_the_way_out() -> None:
     """Who cannot listen says at which address, why, and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
