@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from numbers import Real
 from operator import index
 from typing import Protocol
 
 import torch
 
+from collective.environment import LONGEST_TIMEOUT, is_time
 from collective.errors import Refused
 from collective.reduction import check_tensor
 
@@ -38,6 +38,25 @@ def check_rank(group: Member, rank: int, name: str, *, other: bool = False) -> i
     return number
 
 
+def check_members(group: Member, ranks: Sequence[int]) -> list[int]:
+    """Members of a subgroup as plain numbers.
+
+    Raises:
+        ValueError: they are no list of different ranks of the group, or lack this one.
+    """
+    try:
+        numbers = [index(rank) for rank in ranks]
+    except TypeError:
+        raise ValueError(f"a subgroup is given as a list of ranks, not {ranks!r}") from None
+    if len(set(numbers)) != len(numbers) or not all(0 <= rank < group.size for rank in numbers):
+        raise ValueError(
+            f"a subgroup has different ranks from 0 to {group.size - 1}, not {numbers}"
+        )
+    if group.rank not in numbers:
+        raise ValueError(f"rank {group.rank} is not a member of the subgroup {numbers}")
+    return numbers
+
+
 def check_tag(tag: int) -> int:
     """A message's tag as a plain number; refuses what is none."""
     try:
@@ -48,10 +67,11 @@ def check_tag(tag: int) -> int:
 
 def check_timeout(timeout: float | None) -> None:
     """Refuse what is no time to wait."""
-    if timeout is None:
-        return
-    if not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout >= 0:
-        raise Refused(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
+    if timeout is not None and not is_time(timeout):
+        raise Refused(
+            f"timeout is {timeout!r}; it is a number of seconds, 0 or more, "
+            f"at most {LONGEST_TIMEOUT:g}"
+        )
 
 
 def _check_list(tensors: object, name: str) -> None:

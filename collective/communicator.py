@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from collective import diagnosis
 from collective.diagnosis import Heard
+from collective.environment import LONGEST_WAIT
 from collective.errors import CollectiveError, Mismatch, ProtocolError, Refused
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind, Header
@@ -400,7 +401,7 @@ class Communicator:
             deadline = other
         if deadline is None:
             return None
-        due = deadline - now
+        due = min(deadline - now, LONGEST_WAIT)
         if operation is not None:
             due = min(due, max(self.moved_at, self._asked_at) + self.stall - now)
         return max(0.0, due)

@@ -13,18 +13,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import TYPE_CHECKING
 
 import torch
 
 from collective import timing_observer
+from collective.arguments import check_members
 from collective.calls import Calls
 from collective.choosing import Chooser
 from collective.communicator import Communicator
 from collective.diagnosis import UNHARMED
 from collective.environment import seconds
 from collective.errors import CollectiveError, GroupClosed, Refused
+from collective.init_arguments import check_timeout
 from collective.leaving import part
 from collective.links.handshake import valid_name
 from collective.links.link import Outlet
@@ -301,17 +302,14 @@ class Group(Calls, TensorService):
             timeout, strategy: as in the group, unless given.
 
         Raises:
-            ValueError: members that do not exist or are named twice, this rank not among them, or
-                a name that is taken or cannot be sent.
+            ValueError: members that do not exist or are named twice, this rank not among them, no
+                such time or strategy, or a name that is taken or cannot be sent.
         """
         self._check_open()
-        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
-            raise ValueError(
-                f"a subgroup has different ranks from 0 to {self.size - 1}, not {list(ranks)}"
-            )
-        members = [self.ranks[index(rank)] for rank in ranks]
-        if self.ranks[self.rank] not in members:
-            raise ValueError(f"rank {self.rank} is not a member of the subgroup {list(ranks)}")
+        if timeout is not None:
+            check_timeout(timeout)
+        ranks = check_members(self, ranks)
+        members = [self.ranks[rank] for rank in ranks]
         # begins like the group of all, by which links that an agent hands over are sorted
         text = f"{self.name.partition('/')[0]}:{name or 'sub'}/{','.join(map(str, members))}"
         if not valid_name(text):

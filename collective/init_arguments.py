@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from operator import index
 
 from collective.addresses import format_address, parse_address
+from collective.environment import LONGEST_TIMEOUT, is_time
 
 __all__ = ["check_timeout", "static_members"]
 
@@ -21,9 +20,11 @@ def check_timeout(timeout: float) -> None:
     Raises:
         ValueError: it is no number above 0.
     """
-    plain = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if not plain or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0")
+    if not is_time(timeout) or timeout == 0:
+        raise ValueError(
+            f"timeout is {timeout!r}; it is a number of seconds above 0, "
+            f"at most {LONGEST_TIMEOUT:g}"
+        )
 
 
 def static_members(
@@ -58,9 +59,12 @@ def static_members(
         )
     members: list[tuple[str, int]] = []
     for text in addresses:
+        if not isinstance(text, str):
+            raise ValueError(f"addresses is a list of texts, HOST:PORT of each rank, not {text!r}")
         host, port = parse_address(text)
         if port is None:
-            raise ValueError(f"address {text!r} names no port; write HOST:PORT")
+            way = "[ADDRESS]:PORT" if ":" in text else "HOST:PORT"
+            raise ValueError(f"address {text!r} names no port; write {way}")
         if not port and len(addresses) > 1:
             raise ValueError(f"address {text!r} has port 0: others cannot know which that becomes")
         if (host, port) in members:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from collective.communicator import Communicator
+from collective.environment import LONGEST_WAIT
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind
 
@@ -44,6 +45,6 @@ def part(communicator: Communicator, links: Sequence[Outlet | Inlet], linger: fl
             left = deadline - time.monotonic()
             if not open_links or left <= 0:
                 break
-            poll.poll(left)
+            poll.poll(min(left, LONGEST_WAIT))
     for link in links:
         link.close()

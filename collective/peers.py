@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from collective.group import DEFAULT_TIMEOUT, Group
+from collective.init_arguments import check_timeout
 from collective.memory_world import NODE, MemoryHall, MemoryWorld
 from collective.rendezvous import DEFAULT_GROUP
 from collective.strategies import Strategy, check_names, parse
@@ -49,12 +50,15 @@ def local_group(
         One `Group` per device, in order, that knows its `device`.
 
     Raises:
-        ValueError: no device, one that this process does not have, or no such strategy.
+        ValueError: no device, one that this process does not have, no such strategy or time.
     """
+    check_timeout(timeout)
     if isinstance(devices, int):
         devices = ["cpu"] * devices
-    if isinstance(devices, str | torch.device):
-        raise ValueError(f"devices is a list of devices or a number, such as [{str(devices)!r}]")
+    if isinstance(devices, str | torch.device) or not isinstance(devices, Sequence):
+        raise ValueError(
+            f"devices is a list of devices or a number, such as ['cpu', 'cpu'], not {devices!r}"
+        )
     found = [_device(device) for device in devices]
     if not found:
         raise ValueError("a group has at least one rank: name its devices, or a number above 0")

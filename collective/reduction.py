@@ -140,7 +140,8 @@ def check_reduction(op: ReduceOp, dtype: torch.dtype, prescale: float | None = N
         if op not in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT):
             raise Refused(f"{op.value} is not defined for {name}: complex numbers have no order")
     else:
-        raise Refused(f"there is no reduction for {name}; convert to float32 first")
+        wide = "complex64" if dtype.is_complex else "float32"
+        raise Refused(f"there is no reduction for {name}; convert to {wide} first")
 
 
 def _is_finite(factor: object) -> bool:
@@ -170,7 +171,9 @@ def check_tensor(tensor: torch.Tensor, role: str, *, written: bool) -> None:
         raise Refused(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise Refused(f"{role} is {tensor.layout}; make it dense with .to_dense() first")
-    if tensor.is_quantized or tensor.device.type not in ("cpu", "cuda"):
+    if tensor.is_quantized:
+        raise Refused(f"{role} is quantized; send .dequantize(), or its .int_repr()")
+    if tensor.device.type not in ("cpu", "cuda"):
         raise Refused(
             f"{role} is on {tensor.device}; only dense cpu and cuda tensors are supported"
         )

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from collective.environment import LONGEST_TIMEOUT, LONGEST_WAIT, is_time
 from collective.errors import GroupClosed, ProtocolError, Refused
 from collective.links.link import EndOfLink, Outlet, frame_head
 from collective.links.wire import FrameKind, Header
@@ -114,10 +115,15 @@ class TensorServer:
             Refused: arguments without a meaning, or an id that is in use.
         """
         check_id(identifier)
-        if downloads is not None and downloads < 1:
-            raise Refused(f"downloads is {downloads}; at least 1, or None for any number")
-        if ttl is not None and not ttl > 0:
-            raise Refused(f"ttl is {ttl} s; more than 0, or None for no end")
+        if downloads is not None and (type(downloads) is not int or downloads < 1):
+            raise Refused(
+                f"downloads is {downloads!r}; a whole number from 1, or None for any number"
+            )
+        if ttl is not None and (not is_time(ttl) or ttl == 0):
+            raise Refused(
+                f"ttl is {ttl!r}; a number of seconds above 0, at most {LONGEST_TIMEOUT:g}, or "
+                "None for no end"
+            )
         description.encode()
         until = None if ttl is None else time.monotonic() + ttl
         allowed = None if peers is None else frozenset(peers)
@@ -271,7 +277,7 @@ class TensorServer:
                 if entry.until is not None and entry.ended is None:
                     times.append(entry.until)
                 times += [p for p in entry.under_way.values() if isinstance(p, float)]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return min(max(0.0, min(times) - time.monotonic()), LONGEST_WAIT) if times else None
 
     def _serve(self, connection: _Connection, now: float) -> bool:
         """Do what can be done for a connection without blocking; whether that was anything."""

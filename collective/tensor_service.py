@@ -13,12 +13,13 @@ import select
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 import torch
 
 from collective.arguments import check_rank, check_timeout
+from collective.environment import LONGEST_WAIT
 from collective.errors import DeadlineExceeded, PeerLost, ProtocolError, Refused, RendezvousFailed
 from collective.links.link import EndOfLink, Inlet
 from collective.links.wire import FrameKind, Header
@@ -98,6 +99,8 @@ class TensorService(ABC):
         """
         self._check_usable()
         if peers is not None:
+            if not isinstance(peers, Iterable):
+                raise Refused(f"peers is a list of ranks, or None for all, not {peers!r}")
             peers = [check_rank(self, peer, "peers") for peer in peers]
         description, data = serialise(tensor)
         self._wiring.tensors.expose(self.name, id, description, data, downloads, ttl, peers)
@@ -353,7 +356,7 @@ class _Download:
         return bytes(room)
 
     def _wait(self, inlet: Inlet, poll: select.epoll) -> None:
-        events = poll.poll(max(0.0, self.deadline - time.monotonic()))
+        events = poll.poll(min(max(0.0, self.deadline - time.monotonic()), LONGEST_WAIT))
         if not events and time.monotonic() >= self.deadline:
             raise self.late()
         for descriptor, mask in events:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from collective.environment import LONGEST_TIMEOUT
 from collective.errors import Refused
 from collective.group import Group
 from collective.torch_arguments import (
@@ -315,7 +316,7 @@ class UnisonoProcessGroup(Identity):
     # --- life ----------------------------------------------------------------------------------
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+        self._timeout = min(timeout.total_seconds(), LONGEST_TIMEOUT)
         if self._group is not None:
             self._group.timeout = self._timeout
 

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from collective import job
 from collective.addresses import is_loopback
-from collective.environment import advertised
+from collective.environment import LONGEST_TIMEOUT, advertised
 from collective.errors import RendezvousFailed
 from collective.group import Group
 from collective.links.doorman import Doorman
@@ -60,7 +60,7 @@ def join(options: Any, backend_options: Any) -> Callable[[], Group]:
         ValueError: no such strategy.
     """
     strategy = strategy_of(backend_options)
-    timeout = options.timeout.total_seconds()
+    timeout = min(options.timeout.total_seconds(), LONGEST_TIMEOUT)
     ranks = list(options.global_ranks_in_group)
     name = _fresh("torch" if not ranks else f"g{options.group_id}")
     if not ranks:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from collective import timing_observer
 from collective.device_copies import on_stream
+from collective.environment import LONGEST_TIMEOUT
 from collective.errors import DeadlineExceeded
 from collective.work import Work
 
@@ -32,7 +33,7 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     if timeout is None:
         return None
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    return value if value > 0 else None
+    return min(value, LONGEST_TIMEOUT) if value > 0 else None
 
 
 def raising(error: BaseException) -> Callable[[Future], Any]:

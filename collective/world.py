@@ -14,7 +14,7 @@ from collective import calibration, diagnosis
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
-from collective.environment import seconds
+from collective.environment import LONGEST_WAIT, seconds
 from collective.errors import PeerLost, ProtocolError, RendezvousFailed
 from collective.links import shared_handshake
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, setting, wanted
@@ -117,7 +117,7 @@ class World:
             RendezvousFailed: someone could not be reached, or did not come, within `timeout`.
             PeerLost: a member's link in `known` ended.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
         ranks = tuple(ranks)
         me = ranks.index(self.rank)
         size = len(ranks)

@@ -343,6 +343,29 @@ def test_closing_during_an_operation_ends_it_everywhere() -> None:
             assert outcome.error.operation is None, "it is about none"
 
 
+@pytest.mark.parametrize("timeout", [60 * 60 * 24 * 30, 1e9])
+def test_a_group_may_wait_for_weeks_and_for_years(timeout: float) -> None:
+    """No time that can be given is too long for what waits: collectives, messages, downloads."""
+    with ThreadRanks(2, groups=socket_groups(2, timeout=timeout)) as ranks:
+
+        def work(group: Group) -> None:
+            if group.rank == 0:
+                group.expose(torch.ones(3), "w", ttl=timeout)
+            else:
+                room = torch.zeros(1)
+                issued = group.recv(room, 0, async_op=True)
+            sub = group.subgroup([0, 1])
+            sub.barrier()
+            assert group.download(0, "w").tolist() == [1.0] * 3
+            if group.rank == 0:
+                group.send(torch.ones(1), 1)
+            else:
+                assert issued.wait(timeout=HANG)
+                assert room.item() == 1.0
+
+        ranks.run(work)
+
+
 def test_subgroups_that_make_no_sense_are_refused(ranks: ThreadRanks) -> None:
     """Members that do not exist, twice the same, without this rank, a taken or odd name."""
 
@@ -350,8 +373,13 @@ def test_subgroups_that_make_no_sense_are_refused(ranks: ThreadRanks) -> None:
         for members in ([0, 0, 1, 2], [0, 1, 9], [-1, 0, 1, 2], [(group.rank + 1) % 3]):
             with pytest.raises(ValueError, match=r"ranks|member"):
                 group.subgroup(members)
+        for one, words in ((1, "list of ranks, not 1"), ("01", "list of ranks, not '01'")):
+            with pytest.raises(ValueError, match=words):
+                group.subgroup(one)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="letters"):
             group.subgroup([0, 1, 2], "a b")
+        with pytest.raises(ValueError, match="timeout is -1"):
+            group.subgroup([0, 1, 2], timeout=-1)
         with group.subgroup([0, 1, 2], "same") as one:
             with pytest.raises(ValueError, match="another name"):
                 group.subgroup([0, 1, 2], "same")

@@ -101,6 +101,7 @@ def test_an_expanded_output_is_refused_on_all_ranks_and_the_group_goes_on(
     ranks.get(3, strategy).run(work, {1}, 300_000)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_what_is_refused_says_why(ranks: Ranks) -> None:
     """Each impossible call is refused with the reason, leaves the tensor, and the group works."""
 
@@ -133,7 +134,7 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
         refused(group, lambda: group.broadcast(torch.ones(2), -1), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), "1"), "whole number")  # type: ignore
         group.broadcast(torch.ones(2), np.int64(1))  # type: ignore[arg-type]
-        for timeout in (-1, math.nan, "5", True):
+        for timeout in (-1, math.nan, "5", True, math.inf, 10**400):
             refused(group, lambda t=timeout: group.barrier(timeout=t), "number of seconds")
         refused(
             group,
@@ -154,6 +155,10 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
             group, lambda: group.gather(torch.ones(2), [torch.ones(2)] * 2, 1 - group.rank), "None"
         )
         refused(group, lambda: group.reduce_scatter(torch.ones(2), torch.ones(3)), "3 elements")
+        for inputs in ([torch.ones(2)] * 2, [torch.ones(2 + group.rank)] * 2):
+            refused(group, lambda i=inputs: group.reduce_scatter(torch.ones(4), i), "output has 4")
+        quantized = torch._make_per_tensor_quantized_tensor(flags.to(torch.uint8), 1.0, 0)
+        refused(group, lambda: group.broadcast(quantized, 0), "quantized; send .dequantize")
         with pytest.raises(Refused, match="this very rank"):
             group.send(torch.ones(1), group.rank)
 

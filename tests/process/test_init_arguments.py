@@ -21,6 +21,8 @@ TWO = ["127.0.0.1:29650", "127.0.0.1:29651"]
     [
         ({"addresses": "127.0.0.1:29650"}, "addresses is a list, one HOST:PORT per rank, not the"),
         ({"addresses": ["127.0.0.1", TWO[1]]}, "address '127.0.0.1' names no port"),
+        ({"addresses": ["::1:80", TWO[1]]}, "'::1:80' names no port; write [ADDRESS]:PORT"),
+        ({"addresses": [29650, TWO[1]]}, "addresses is a list of texts, HOST:PORT of each rank"),
         ({"addresses": ["127.0.0.1:0", TWO[1]]}, "'127.0.0.1:0' has port 0"),
         ({"addresses": [TWO[0]] * 2}, "ranks 0 and 1 have the same address 127.0.0.1:29650"),
         ({"rank": None}, "static addresses need rank and secret"),
@@ -32,6 +34,10 @@ TWO = ["127.0.0.1:29650", "127.0.0.1:29651"]
         ({"secret": b"s"}, "secret is a text"),
         ({"epoch": 0}, "an epoch is a whole number from 1 to 999999999, not 0"),
         ({"timeout": "5"}, "timeout is '5'; it is a number of seconds above 0"),
+        (
+            {"timeout": 1e12},
+            "it is a number of seconds above 0, at most 1e+09",
+        ),
         ({"timeout": -1}, "timeout is -1; it is a number of seconds above 0"),
         ({"strategy": "rign"}, "there is no strategy 'rign'"),
         (

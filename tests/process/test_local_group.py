@@ -188,7 +188,8 @@ def test_leaving_the_block_closes_all_peers() -> None:
         (0, "at least one rank"),
         ([], "at least one rank"),
         (-1, "at least one rank"),
-        ("cpu", r"a list of devices or a number, such as \['cpu'\]"),
+        ("cpu", r"a list of devices or a number, such as \['cpu', 'cpu'\], not 'cpu'"),
+        (1.5, r"a list of devices or a number, such as \['cpu', 'cpu'\], not 1.5"),
         (["cpu", "nonsense"], "'nonsense' is no device"),
         (["cpu", "meta"], "tensors on meta cannot"),
         (["cuda:99"], "no device cuda:99: this process sees"),
@@ -206,4 +207,6 @@ def test_a_strategy_of_a_local_group_names_no_other_node() -> None:
     for strategy in ("wring", "local=ring,local@w2=chain,between=ring"):
         with pytest.raises(ValueError, match=r"no strategy 'wring'|names the node 'w2'"):
             collective.local_group(2, strategy=strategy)
+    with pytest.raises(ValueError, match="timeout is 0;"):
+        collective.local_group(2, timeout=0)
     assert descriptors() == before

@@ -230,7 +230,11 @@ def test_impossible_arguments_are_refused(groups: list[Group]) -> None:
         (lambda: owner.expose(torch.ones(1), ""), "1 to 200 characters"),
         (lambda: owner.expose(torch.ones(1), "x" * 201), "1 to 200 characters"),
         (lambda: owner.expose(torch.ones(1), "w", downloads=0), "downloads is 0"),
+        (lambda: owner.expose(torch.ones(1), "w", downloads=1.5), "downloads is 1.5"),  # type: ignore[arg-type]
         (lambda: owner.expose(torch.ones(1), "w", ttl=0), "ttl is 0"),
+        (lambda: owner.expose(torch.ones(1), "w", ttl="1"), "ttl is '1'"),  # type: ignore[arg-type]
+        (lambda: owner.expose(torch.ones(1), "w", ttl=float("inf")), "ttl is inf"),
+        (lambda: owner.expose(torch.ones(1), "w", peers=1), "peers is a list of ranks"),  # type: ignore[arg-type]
         (lambda: owner.expose(torch.ones(1), "w", ttl=float("nan")), "ttl is nan"),
         (lambda: owner.expose(torch.ones(1), "w", peers=[3]), "ranks 0 to 2"),
         (lambda: owner.expose(torch.eye(2).to_sparse(), "w"), "to_dense"),
