@@ -80,6 +80,7 @@ class DeviceOperation(CollectiveOperation):
         super().__init__(communicator, descriptor, timeout, program, (), None)
         self._line = line
         self._taken = 0
+        self.epilogue = line.exchange.follow
 
     def _may_leave(self, part: Part, segment: int) -> bool:
         # tokens come in order: with the last of each peer, all have come

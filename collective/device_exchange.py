@@ -5,7 +5,8 @@ stream behind what every peer has recorded so far, and records its own event beh
 peer's token of a turn has come, its event of that turn has been recorded: so who takes the next
 turn may read what the peers wrote in the last one, and write what they read in it, and the host
 waits for no device.  A wait sees only what was recorded before it, and a rank records after its
-waits, so no two ranks can wait for each other.
+waits, so no two ranks can wait for each other.  Behind its last turn an operation waits for all
+peers once more: what it leaves behind needs no event of a peer, whose process may end then.
 """
 
 from __future__ import annotations
@@ -104,9 +105,11 @@ class Exchange:
             return
         own = self._stages[self.rank].event
         assert own is not None
-        self.follow()
-        for event in behind if number == 0 else ():
-            self.stream.wait_event(event)
+        if number:
+            self.follow()
+        else:
+            for event in behind:
+                self.stream.wait_event(event)
         with ExitStack() as streams:
             for stream in (*self._sources.values(), self.stream):
                 streams.enter_context(on_stream(stream))
@@ -115,9 +118,8 @@ class Exchange:
 
     def follow(self) -> None:
         """Have this rank's stream wait for all that the peers have recorded."""
-        assert self.stream is not None
         for rank, stage in self._stages.items():
-            if rank != self.rank and stage.event is not None:
+            if rank != self.rank and stage.event is not None and self.stream is not None:
                 self.stream.wait_event(stage.event)
 
     def settle(self, tensors: list[torch.Tensor]) -> None:
@@ -128,20 +130,24 @@ class Exchange:
                 torch.cuda.current_stream(device).wait_event(event)
 
     def finish(self) -> bool:
-        """Whether no peer reads this rank's stage any more; all must have taken their turns.
+        """Whether no peer reads this rank's stage any more; all operations must have ended well.
 
         False where that cannot be waited for: a peer may be gone before its device was done.
         """
-        event = self._stages[self.rank].event
-        if event is None or self.stream is None:
+        event, stream = self._stages[self.rank].event, self.stream
+        if event is None or stream is None:
             return True
-        self.follow()
-        event.record(self.stream)
+        event.record(stream)
+        over = threading.Event()
+
+        def wait() -> None:
+            with on_stream(stream):
+                event.synchronize()
+            over.set()
+
         # CUDA has no wait with a time limit
-        end = threading.Thread(target=event.synchronize, name="unisono-finish", daemon=True)
-        end.start()
-        end.join(_LINGER)
-        return not end.is_alive()
+        threading.Thread(target=wait, name="unisono-finish", daemon=True).start()
+        return over.wait(_LINGER)
 
 
 class Meeting(ABC):

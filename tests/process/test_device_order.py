@@ -34,6 +34,8 @@ class Stream:
 
     def __init__(self) -> None:
         self.work: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        #: of operations, not done yet
+        self.steps = 0
 
     def wait_event(self, event: Event) -> None:
         done = event.record_now
@@ -41,6 +43,14 @@ class Stream:
 
     def put(self, what: Callable[[], object]) -> None:
         self.work.append((lambda: True, what))
+
+    def put_step(self, step: Callable[[], object]) -> None:
+        def take() -> None:
+            step()
+            self.steps -= 1
+
+        self.steps += 1
+        self.put(take)
 
 
 class Event:
@@ -53,6 +63,22 @@ class Event:
         done = [False]
         self.record_now = done
         stream.put(lambda: done.__setitem__(0, True))
+
+    def synchronize(self) -> None:
+        """CUDA makes a context on a thread's device where it has none: not on one of no stream."""
+        assert _here.stream is not None
+
+
+class Lost(Event):
+    """Of a process that has ended: CUDA does not define what its use does."""
+
+    @property
+    def record_now(self) -> list[bool]:  # type: ignore[override]
+        raise AssertionError("an event of a process that has ended")
+
+    @record_now.setter
+    def record_now(self, _: list[bool]) -> None:
+        pass
 
 
 @contextmanager
@@ -82,7 +108,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
         return found
 
     def later(step: Callable[[int], None]) -> Callable[[int], None]:
-        return lambda piece: _here.stream.put(lambda: step(piece))
+        return lambda piece: _here.stream.put_step(lambda: step(piece))
 
     begin = Pipeline.__init__
 
@@ -131,12 +157,41 @@ def test_every_order_that_events_allow_is_right(streams: list[Stream], seed: int
 
     with ThreadRanks(N) as ranks:
         checks = ranks.run(call)
+    carry_out(streams, seed)
+    for check in checks:
+        check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stage_that_is_given_back_is_read_by_nobody(streams: list[Stream], seed: int) -> None:
+    """Who has seen the last operation end waits for the peers' devices, though they have left."""
+
+    def call(group: Group) -> Exchange:
+        for _ in range(2):
+            group.all_reduce(torch.ones(3000))
+        assert isinstance(group._meeting, Meeting)
+        return group._meeting.exchange
+
+    with ThreadRanks(N) as ranks:
+        exchanges = ranks.run(call)
+    at_the_end: list[int] = []
+    for exchange in exchanges:
+        for rank in set(range(N)) - {exchange.rank}:
+            exchange._stages[rank] = Stage(exchange._stages[rank].memory, Lost())  # type: ignore[arg-type]
+        assert exchange.finish()
+        exchange.stream.put(  # type: ignore[union-attr]
+            lambda: at_the_end.append(sum(stream.steps for stream in streams))
+        )
+    carry_out(streams, seed)
+    assert at_the_end == [0] * N
+
+
+def carry_out(streams: list[Stream], seed: int) -> None:
+    """Do all work in an order that the waits allow; one stream runs far ahead where it can."""
     choose = random.Random(seed)
-    favourites = choose.sample(streams, N)  # one runs far ahead of another where it can
+    favourites = choose.sample(streams, N)
     while any(stream.work for stream in streams):
         able = [stream for stream in favourites if stream.work and stream.work[0][0]()]
         assert able, "the devices wait for each other"
         stream = able[0] if choose.random() < 0.9 else choose.choice(able)
         stream.work.popleft()[1]()
-    for check in checks:
-        check()
