@@ -104,9 +104,13 @@ def _turns(ranks: int, rank: int, turns: int) -> Program:
     return compile_program(Schedule("device", ranks, 0, 0, (step,) * turns), rank, (), 1)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements one behind the other: the tensor's own memory where it lies so."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+def _flat(exchange: Exchange, tensor: torch.Tensor) -> torch.Tensor:
+    """The elements one behind the other: the tensor's own memory where it lies so.
+
+    A program may use several devices: what is on another one than the rank's stage comes to it.
+    """
+    near = tensor.detach().to(exchange.device)
+    return near.resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def _back(
@@ -132,7 +136,7 @@ def all_reduce(
     exchange: Exchange, tensor: torch.Tensor, op: ReduceOp, factor: float | None
 ) -> Pipeline:
     """Fill the own slot, fold one share of all slots into the own one, copy all shares."""
-    flat = _flat(tensor)
+    flat = _flat(exchange, tensor)
     dtype, rank = flat.dtype, exchange.rank
     cuts = _cuts(flat.numel(), dtype)
 
@@ -160,7 +164,7 @@ def all_reduce(
 
 def broadcast(exchange: Exchange, tensor: torch.Tensor, src: int) -> Pipeline:
     """The source fills its slot, the others copy it."""
-    flat = _flat(tensor)
+    flat = _flat(exchange, tensor)
     cuts = _cuts(flat.numel(), flat.dtype)
 
     def fill(piece: int) -> None:
@@ -183,8 +187,8 @@ def all_gather(
     """Each fills its slot with its own, and copies those of all."""
     if overlap([tensor], _elsewhere(outputs, tensor)):
         tensor = tensor.clone()  # what comes in would be sent on
-    source = _flat(tensor)
-    flats = [_flat(output) for output in outputs]
+    source = _flat(exchange, tensor)
+    flats = [_flat(exchange, output) for output in outputs]
     cuts = _cuts(max(flat.numel() for flat in flats), source.dtype)
 
     def fill(piece: int) -> None:
@@ -210,8 +214,8 @@ def reduce_scatter(
     """Each fills its slot with a bit of every part, and folds its own part of all slots."""
     if overlap([output], _elsewhere(inputs, output)):
         inputs = [part.clone() for part in inputs]  # results would be summed again
-    flats = [_flat(part) for part in inputs]
-    target = _flat(output)
+    flats = [_flat(exchange, part) for part in inputs]
+    target = _flat(exchange, output)
     dtype, size = target.dtype, exchange.size
     cuts = _cuts(max(flat.numel() for flat in flats), dtype, share=size)
     width = SLOT // (dtype.itemsize * size)

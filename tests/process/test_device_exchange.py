@@ -14,10 +14,11 @@ import torch
 from thread_ranks import ThreadRanks
 
 from collective import device_calls, device_exchange
-from collective.device_exchange import Exchange, Meeting
+from collective.device_exchange import Exchange, Meeting, Stage
 from collective.device_issuing import DeviceIssuing
 from collective.errors import Mismatch, Refused
 from collective.group import Group
+from collective.reduction import ReduceOp
 from collective.strategies import parse
 
 pytestmark = pytest.mark.timeout(60)
@@ -182,6 +183,22 @@ def test_operations_in_a_row_and_in_subgroups(ranks: ThreadRanks) -> None:
                 assert tensor.eq(sum(rank + index for rank in who)).all()
 
     ranks.run(call)
+
+
+def test_a_tensor_on_another_device_comes_and_goes() -> None:
+    """Kernels and events are of the stage's device alone; here that is one without memory."""
+    device = torch.device("meta")
+    stage = Stage(torch.empty(1), None)
+    exchange = Exchange(device, 0, 2, stage, lambda _: stage)
+    tensor = torch.ones(5000)
+    for line in (
+        device_calls.all_reduce(exchange, tensor, ReduceOp.SUM, None),
+        device_calls.broadcast(exchange, tensor, 1),
+        device_calls.all_gather(exchange, [tensor], torch.ones(5000)),
+        device_calls.reduce_scatter(exchange, tensor, [torch.ones(5000)] * 2, ReduceOp.SUM, None),
+    ):
+        ((flat, back),) = line._results
+        assert flat.device == device and back.data_ptr() == tensor.data_ptr()
 
 
 def test_a_refused_call_leaves_the_others_and_their_tensors(ranks: ThreadRanks) -> None:
