@@ -96,6 +96,7 @@ class Libraries:
         #: torch's process groups, which it gives no common type
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._thread: threading.Thread | None = None
+        self._abandoned = False
 
     def carry(self, op: ReduceOp, dtype: torch.dtype) -> bool:
         """Whether they combine such values rightly."""
@@ -110,10 +111,10 @@ class Libraries:
 
     def abandon(self) -> None:
         """End when what is under way has ended: that ends it at the members that still wait."""
+        self._abandoned = True
         self._tasks.put(None)
-        for (engine, _), group in list(self._groups.items()):
-            if engine == "nccl":  # its kernels wait for a lost peer for ever
-                threading.Thread(target=group.abort, name="unisono-abort", daemon=True).start()
+        for group in self._of_nccl():  # its kernels wait for a lost peer for ever
+            threading.Thread(target=group.abort, name="unisono-abort", daemon=True).start()
 
     def close(self) -> None:
         """End, in order or after `abandon`.
@@ -129,7 +130,12 @@ class Libraries:
         while (task := self._tasks.get()) is not None:
             task.done(self._carry_out(task))
             del task  # its buffers are the caller's
+        for group in () if self._abandoned else self._of_nccl():
+            group.shutdown()  # to be dropped would abort it, whatever slower members still receive
         self._groups.clear()
+
+    def _of_nccl(self) -> list[Any]:
+        return [group for (engine, _), group in list(self._groups.items()) if engine == "nccl"]
 
     def _carry_out(self, task: Assignment) -> CollectiveError | None:
         level = f"{task.calls[0].call.level} level"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import fault_jobs
 import handed_jobs as jobs
@@ -12,6 +13,9 @@ from faults_cluster import Cluster
 from ranks import Outcome
 from thread_ranks import Ranks
 from waiting import eventually
+
+from collective.libraries import Libraries
+from collective.staged import Assignment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -130,3 +134,21 @@ def test_an_error_of_the_library_names_level_node_operation_and_cause(cluster: C
             assert part in text
         assert seconds < 5
     cluster.leave()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_process_group_of_nccl_ends_in_order_or_at_once(
+    failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order it sends what members still receive; after a failure nobody waits for it."""
+    told: list[str] = []
+    group = Mock(shutdown=lambda: told.append("shutdown"), abort=lambda: told.append("abort"))
+    libraries = Libraries(Mock(), ())
+    libraries._groups["nccl", (0, 1)] = group
+    monkeypatch.setattr(libraries, "_carry_out", lambda _: None)
+    libraries.submit(Assignment((), (), None, 0.0, "", lambda _: None))
+    if failed:
+        libraries.abandon()
+    libraries.close()
+    eventually(lambda: len(told) == 1 and not libraries._groups, 5)
+    assert told == ["abort" if failed else "shutdown"]
