@@ -144,12 +144,16 @@ def _own_stage(device: torch.device) -> _Opened:
         raise RuntimeError("CuPy is not installed (the extra 'cuda')")
     runtime = cupy.cuda.runtime
     with torch.cuda.device(device), cupy.cuda.Device(device.index):
-        # not from a pool: a handle opens a whole allocation
-        pointer = runtime.malloc(SLOTS * SLOT)
-        memory = bytes(runtime.ipcGetMemHandle(pointer)).hex()
         event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         handle = bytes(event.ipc_handle()).hex()  # type: ignore[no-untyped-call]
+        # not from a pool: a handle opens a whole allocation
+        pointer = runtime.malloc(SLOTS * SLOT)
+        try:
+            memory = bytes(runtime.ipcGetMemHandle(pointer)).hex()
+        except Exception:
+            runtime.free(pointer)
+            raise
         return _Opened(Stage(_as_tensor(cupy, pointer, device), event), memory, handle)
 
 
@@ -166,10 +170,10 @@ def _open(memory: str, event: str, device: torch.device) -> _Key:
         if key not in _theirs:
             cupy = device_kernel.cupy()
             with torch.cuda.device(device), cupy.cuda.Device(device.index):
-                pointer = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(memory))
                 theirs = torch.cuda.Event.from_ipc_handle(  # type: ignore[no-untyped-call]
                     device, bytes.fromhex(event)
                 )
+                pointer = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(memory))
                 _theirs[key] = _Theirs(Stage(_as_tensor(cupy, pointer, device), theirs), pointer)
         _theirs[key].users += 1
     return key

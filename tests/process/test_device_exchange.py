@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from thread_ranks import ThreadRanks
 
-from collective import device_calls, device_exchange
+from collective import device_calls, device_exchange, device_ipc, device_kernel
 from collective.device_exchange import Exchange, Meeting, Stage
 from collective.device_issuing import DeviceIssuing
 from collective.errors import Mismatch, Refused
@@ -183,6 +184,20 @@ def test_operations_in_a_row_and_in_subgroups(ranks: ThreadRanks) -> None:
                 assert tensor.eq(sum(rank + index for rank in who)).all()
 
     ranks.run(call)
+
+
+def test_memory_that_cannot_be_opened_to_others_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a machine has no CUDA IPC, each group tries, is told why, and holds nothing."""
+    cupy = MagicMock()
+    cupy.cuda.runtime.malloc.return_value = 7
+    cupy.cuda.runtime.ipcGetMemHandle.side_effect = RuntimeError("not supported")
+    monkeypatch.setattr(device_kernel, "cupy", lambda: cupy)
+    monkeypatch.setattr(torch, "cuda", MagicMock(**{"Event().ipc_handle.return_value": b"e"}))
+    with pytest.raises(RuntimeError, match="not supported"):
+        device_ipc._own_stage(torch.device("cuda", 1))
+    cupy.cuda.runtime.free.assert_called_once_with(7)
 
 
 def test_a_tensor_on_another_device_comes_and_goes() -> None:
