@@ -1,7 +1,8 @@
 """The kernel that folds one run of elements of all ranks at once: CUDA source, run by CuPy.
 
 The sum is taken in the order of the ranks, sixteen-bit floats in float32 and cast once, and
-products are not fused into sums: so the bits are those of the CPU's fold in that order.
+products are not fused into sums: so the bits are those of the CPU's fold in that order, but for
+which zero is the minimum or maximum of 0 and -0, and for those of a NaN.
 """
 
 from __future__ import annotations
