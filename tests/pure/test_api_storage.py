@@ -30,6 +30,34 @@ def test_migrations_make_the_tables_of_the_models(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def test_ranks_that_never_started_are_ended_by_the_migration(tmp_path: Path) -> None:
+    """Where their attempt was over before the migration; what runs meanwhile waits on."""
+    engine = open_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    migrations.upgrade(engine, "0001")
+    with engine.begin() as connection:
+        for attempt, phase in (("a-old", "over"), ("a-now", "starting")):
+            connection.execute(
+                text("INSERT INTO attempts (id, job_id, created_at, phase, plan) "
+                     "VALUES (:attempt, 'j', 0, :phase, '{}')"),
+                {"attempt": attempt, "phase": phase},
+            )  # fmt: skip
+            for rank, state in enumerate(("waiting", "exited")):
+                connection.execute(
+                    text("INSERT INTO ranks "
+                         "(attempt_id, rank, node, local_rank, device, state, report) "
+                         "VALUES (:attempt, :rank, 'w1', 0, '{}', :state, '{}')"),
+                    {"attempt": attempt, "rank": rank, "state": state},
+                )  # fmt: skip
+    migrations.upgrade(engine)
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT attempt_id, state FROM ranks"))
+        found = sorted(tuple(row) for row in rows)
+    engine.dispose()
+    assert found == [
+        ("a-now", "exited"), ("a-now", "waiting"), ("a-old", "exited"), ("a-old", "not-started"),
+    ]  # fmt: skip
+
+
 def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     """A database that a newer version has migrated is left alone."""
     engine = open_engine(f"sqlite:///{tmp_path / 'a.db'}")
