@@ -31,6 +31,7 @@ _GAP, _FOOT = 42, 30
 #: how each library's line is told apart, also by people who do not see all colours (Okabe and Ito)
 _MARKS = {"unisono": "circle", "gloo": "square", "mpi": "diamond", "nccl": "diamond"}
 _NAMES = {"unisono": "Unisono", "gloo": "gloo", "mpi": "MPICH", "nccl": "NCCL"}
+_WRITE = "write it with unisono bench collectives --json"
 _STYLE = """
 text{font:13px system-ui,sans-serif;fill:#24292f}.small{font-size:12px;fill:#57606a}
 .title{font-size:15px;font-weight:600}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -69,14 +70,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        fail(f"{path} cannot be read as results: {error}", USAGE)
+        fail(f"{path} cannot be read as results: {error}; {_WRITE}", USAGE)
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA or found.get("command") != "collectives":
-        fail(
-            f"{path} holds {schema or 'no schema'} of {found.get('command') if schema else '—'}, "
-            f"not {SCHEMA} of collectives: write it with unisono bench collectives --json",
-            USAGE,
-        )
+        what = f"{schema} of {found.get('command')}" if schema else "something else"
+        fail(f"{path} holds {what}, not {SCHEMA} of collectives; {_WRITE}", USAGE)
     rows: list[dict[str, Any]] = found["rows"]
     settings = {row["setting"] for row in rows}
     return [row for row in rows if len(settings) == 1 or row["setting"] == "auto"]

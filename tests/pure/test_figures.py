@@ -205,8 +205,9 @@ def test_other_files_are_not_drawn(tmp_path: Path, text: str) -> None:
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=30
     )
-    assert done.returncode != 0
-    assert str(path) in done.stderr
+    assert done.returncode == 2
+    assert str(path) in done.stderr and "of —" not in done.stderr
+    assert "write it with unisono bench collectives --json" in done.stderr
 
 
 def replace_latency(seconds: float) -> Link:
