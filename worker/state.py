@@ -83,11 +83,15 @@ class StateFolder:
     def _write(self, path: Path, text: str) -> None:
         """Replace a file in one step; readable by its owner only."""
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
 
     # -- credential
 

@@ -192,3 +192,14 @@ def test_a_nodes_links_are_measured_by_its_command(cluster: Cluster) -> None:
     done = probe(stranger)
     assert done.returncode == 3
     assert "belongs to another cluster" in done.stderr
+
+
+def test_a_node_that_cannot_keep_the_secret_joins_all_the_same(cluster: Cluster) -> None:
+    """Where the secret of measurements cannot be stored, as on a full disk, only they suffer."""
+    agent = cluster.add("full", 1, start=False)
+    (agent.state / "probe-secret" / "in its place").mkdir(parents=True)
+    agent.start()
+    assert "worker probe --peer" in agent.log()
+    assert cluster.api.node("full")["state"] == "online"
+    assert agent.stop() == 0
+    assert [path.name for path in agent.state.glob("probe-secret*")] == ["probe-secret"]
