@@ -23,14 +23,12 @@ import numpy as np
 from collective.communicator import Communicator
 from collective.completions import pool
 from collective.errors import CollectiveError, GroupClosed
-from collective.links.link import EndOfLink, Inlet, Outlet
+from collective.links.link import EDGE, EndOfLink, Inlet, Outlet, note
 from collective.message import Message
 from collective.operation import LinkLost, Operation
 from collective.program import SEGMENT
 from collective.reduction import Array
 
-_EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 #: the interpreter's switch interval while an engine thread is busy beside Python code, seconds
 _SWITCH = 0.0005
 #: scratch segments that are kept for reuse
@@ -100,7 +98,7 @@ class Engine:
         self._links[descriptor] = (communicator, link, peer, p2p)
         if link.belled:
             self._belled.append(link)
-        self._epoll.register(descriptor, _EDGE)
+        self._epoll.register(descriptor, EDGE)
         for other in link.others:
             self._register(communicator, other, peer, p2p=p2p)
 
@@ -342,18 +340,12 @@ class Engine:
 
     def _note(self, entry: tuple[Communicator, Outlet | Inlet, int, bool], mask: int) -> None:
         communicator, link, peer, p2p = entry
-        if mask & _GONE:
-            link.hung_up = True
-            link.readable = link.writable = True
-        if mask & select.EPOLLIN:
-            link.readable = True
-        if mask & select.EPOLLOUT:
-            link.writable = True
-            if isinstance(link, Inlet):
-                try:
-                    link.flush()
-                except EndOfLink:
-                    link.readable = True  # the end is met, and told, where it is read
+        note(link, mask)
+        if mask & select.EPOLLOUT and isinstance(link, Inlet):
+            try:
+                link.flush()
+            except EndOfLink:
+                link.readable = True  # the end is met, and told, where it is read
         if isinstance(link, Outlet) and link.readable and not p2p:
             communicator.control_ready.add(peer)
 

@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 
 from collective.environment import LONGEST_TIMEOUT, LONGEST_WAIT, is_time
 from collective.errors import GroupClosed, ProtocolError, Refused
-from collective.links.link import EndOfLink, Outlet, frame_head
+from collective.links.link import EDGE, EndOfLink, Outlet, frame_head, note
 from collective.links.wire import FrameKind, Header
 from collective.program import SEGMENT
 from collective.tensor_format import MAX_JSON, Capability, Description, check_id, parse_json
 from collective.units import format_size
 
 _log = logging.getLogger("unisono.collective")
-_EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 #: a connection that has asked for nothing after so many seconds is closed
 _HANDSHAKE = 10.0
 #: seconds that a download which was cut keeps its place among the allowed ones
@@ -236,7 +234,7 @@ class TensorServer:
                 for connection in arrived:
                     descriptor = connection.link.endpoint.fileno()
                     self._connections[descriptor] = connection
-                    self._epoll.register(descriptor, _EDGE)
+                    self._epoll.register(descriptor, EDGE)
                 now = time.monotonic()
                 for key, entry in list(self._entries.items()):
                     self._expire(key, entry, now)
@@ -255,15 +253,8 @@ class TensorServer:
                 os.eventfd_read(self._bell)
                 continue
             connection = self._connections.get(descriptor)
-            if connection is None:
-                continue
-            link = connection.link
-            if mask & _GONE:
-                link.readable = link.writable = True
-            if mask & select.EPOLLIN:
-                link.readable = True
-            if mask & select.EPOLLOUT:
-                link.writable = True
+            if connection is not None:
+                note(connection.link, mask)
 
     def _next_look(self) -> float | None:
         """Seconds until something ends by itself."""

@@ -21,7 +21,7 @@ import torch
 from collective.arguments import check_rank, check_timeout
 from collective.environment import LONGEST_WAIT
 from collective.errors import DeadlineExceeded, PeerLost, ProtocolError, Refused, RendezvousFailed
-from collective.links.link import EndOfLink, Inlet
+from collective.links.link import EDGE, EndOfLink, Inlet, note
 from collective.links.wire import FrameKind, Header
 from collective.program import SEGMENT
 from collective.tensor_format import (
@@ -35,8 +35,6 @@ from collective.tensor_format import (
 from collective.units import format_size, parse_size
 from collective.wiring import Wiring
 
-_EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 #: the largest tensor that a download takes, in bytes, unless it or the environment says otherwise
 DEFAULT_LIMIT = 64 << 30
 #: seconds between two tries after a connection that brought nothing; doubled up to the second
@@ -267,7 +265,7 @@ class _Download:
         }  # fmt: skip
         described = False
         with select.epoll() as poll:
-            poll.register(inlet.endpoint.fileno(), _EDGE)
+            poll.register(inlet.endpoint.fileno(), EDGE)
             poll.register(self.bell, select.EPOLLIN | select.EPOLLET)
             inlet.say(FrameKind.FETCH, epoch, 0, json.dumps(request).encode())
             while True:
@@ -363,11 +361,6 @@ class _Download:
             if descriptor == self.bell:
                 self.check()
                 continue
-            if mask & _GONE:
-                inlet.hung_up = True
-                inlet.readable = inlet.writable = True
-            if mask & select.EPOLLIN:
-                inlet.readable = True
+            note(inlet, mask)
             if mask & select.EPOLLOUT:
-                inlet.writable = True
                 inlet.flush()

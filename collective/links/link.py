@@ -6,6 +6,7 @@ flows back (`docs/protocols.md`).  Both ends work without blocking on any `Endpo
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ STAGING = 16 << 10
 _CLOSE = 8
 _PING = 9
 _PONG = 10
+#: what epoll is asked for of a link's endpoint
+EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class EndOfLink(ConnectionError):
@@ -464,6 +468,17 @@ class Inlet:
     def close(self) -> None:
         """Release everything."""
         self.endpoint.close()
+
+
+def note(link: Outlet | Inlet, mask: int) -> None:
+    """Take what epoll told of a link's endpoint."""
+    if mask & _GONE:
+        link.hung_up = True
+        link.readable = link.writable = True
+    if mask & select.EPOLLIN:
+        link.readable = True
+    if mask & select.EPOLLOUT:
+        link.writable = True
 
 
 def frame_head(

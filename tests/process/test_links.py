@@ -14,7 +14,7 @@ from websockets.utils import apply_mask
 
 from collective.errors import ProtocolError
 from collective.links.endpoint import Endpoint, MemoryEndpoint, SocketEndpoint, memory_pair
-from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
+from collective.links.link import EDGE, EndOfLink, Inlet, Outlet, frame_head
 from collective.links.masking import Masker
 from collective.links.wire import HEADER, HEADER_SIZE, MAX_FRAME, FrameKind, masked, plain
 
@@ -49,9 +49,7 @@ class Edge:
 
     def __init__(self, end: Endpoint) -> None:
         self._epoll = select.epoll()
-        self._epoll.register(
-            end.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-        )
+        self._epoll.register(end.fileno(), EDGE)
 
     def wait(self) -> None:
         assert self._epoll.poll(SOON), "no edge came"
