@@ -21,6 +21,7 @@ from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind, Header
 from collective.messaging import Messaging
 from collective.operation import LinkLost, Operation
+from collective.tensor_format import parse_json
 from collective.transfer import CollectiveOperation
 from collective.watch import Bells
 
@@ -229,6 +230,8 @@ class Communicator:
         while True:
             try:
                 frames = self.outlets[peer].control()
+                for header, body in frames:
+                    self._handle(peer, header, body)
             except EndOfLink as end:
                 if peer in self.left:
                     return
@@ -237,8 +240,6 @@ class Communicator:
                 raise diagnosis.nonsense(self, peer, error) from None
             if not frames:
                 return
-            for header, body in frames:
-                self._handle(peer, header, body)
 
     def hear(self, peer: int) -> None:
         """Take what `peer` has said by now; its end is no surprise to who asks."""
@@ -252,20 +253,12 @@ class Communicator:
 
     def _handle(self, peer: int, header: Header, body: bytes) -> None:
         if header.epoch != self.epoch:
-            raise ProtocolError(
-                f"{self.label(peer)} speaks of epoch {header.epoch}, the group is at {self.epoch}",
-                rank=peer,
-            )
+            raise ProtocolError(f"epoch {header.epoch}, while the group is at {self.epoch}")
         kind = header.kind
         if kind == FrameKind.LEFT:
             self._handle_left(peer, header.sequence)
             return
-        try:
-            content = json.loads(body) if body else {}
-        except ValueError as error:
-            raise ProtocolError(
-                f"{self.label(peer)} sent a control frame that is not JSON: {error}", rank=peer
-            ) from None
+        content = parse_json(body) if body else {}
         if kind == FrameKind.ABORT:
             self._handle_abort(peer, header.sequence, content)
         elif kind == FrameKind.STATUS:
@@ -273,9 +266,7 @@ class Communicator:
         elif kind in (FrameKind.OFFER, FrameKind.WANT):
             self.messaging.handle(peer, FrameKind(kind), header.sequence, content)
         else:
-            raise ProtocolError(
-                f"{self.label(peer)} sent a control frame of kind {kind}", rank=peer
-            )
+            raise ProtocolError(f"a control frame of kind {kind}")
 
     def _handle_left(self, peer: int, last: int) -> None:
         self.left[peer] = last

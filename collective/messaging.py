@@ -161,12 +161,15 @@ class Messaging:
 
     def handle(self, peer: int, kind: FrameKind, sequence: int, content: dict[str, Any]) -> None:
         """An OFFER or WANT of `peer`."""
-        tag = int(content["tag"])
+        try:
+            tag, number = int(content["tag"]), int(content["number"])
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise ProtocolError(f"{kind.name} without a number: {wrong}") from None
         refused = content.get("refused")
         if kind is FrameKind.WANT:
             withheld = self._withheld.get((peer, tag))
-            if withheld and content["number"] in withheld:
-                withheld.discard(content["number"])
+            if withheld and number in withheld:
+                withheld.discard(number)
                 return
             want = {**content, "identifier": sequence}
             sends = self._sends.get((peer, tag))
@@ -175,7 +178,6 @@ class Messaging:
             else:
                 self._wants.setdefault((peer, tag), deque()).append(want)
             return
-        number = int(content["number"])
         if isinstance(refused, dict):
             error = diagnosis.from_content(self._communicator, peer, 0, refused)
             self._end_receive(peer, tag, number, error)
@@ -209,13 +211,13 @@ class Messaging:
             )
             return
         own = message.content()
-        if want["count"] != own["count"] or want["dtype"] != own["dtype"]:
+        if want.get("count") != own["count"] or want.get("dtype") != own["dtype"]:
             communicator = self._communicator
             self._leaving.setdefault(message.peer, deque()).append(message)
             raise Mismatch(
                 f"{communicator.label(communicator.rank)} sends {own['count']} × {own['dtype']}, "
-                f"but {communicator.label(message.peer)} receives {want['count']} × "
-                f"{want['dtype']} (tag {message.tag}); {diagnosis.POISONED}",
+                f"but {communicator.label(message.peer)} receives {want.get('count')} × "
+                f"{want.get('dtype')} (tag {message.tag}); {diagnosis.POISONED}",
                 rank=message.peer,
                 node=communicator.nodes[message.peer],
                 operation="send",

@@ -30,6 +30,7 @@ from collective.links.endpoint import SocketEndpoint
 from collective.links.link import Outlet
 from collective.links.listener import Admission, Listener, listen
 from collective.links.shared_memory import SharedOutlet
+from collective.links.wire import FrameKind
 from collective.reaching import Peer
 from collective.rendezvous import assemble
 from collective.transfer import CollectiveOperation
@@ -193,13 +194,17 @@ def disagree() -> Seen:
     return seen
 
 
-def send_rubbish(culprit: int) -> Seen:
-    """The culprit sends rank 0 what is no frame; then all meet."""
+def send_rubbish(culprit: int, kind: FrameKind | None, body: bytes) -> Seen:
+    """The culprit sends rank 0 what makes no sense, as control or as no frame; then all meet."""
     seen = Seen()
     start = time.monotonic()
+    here = group()._communicator
     if group().rank == culprit:
-        assert group()._communicator is not None
-        group()._communicator.outlets[0].endpoint.send([b"\x82\x05hello"])  # type: ignore[union-attr]
+        assert here is not None
+        if kind is None:
+            here.outlets[0].endpoint.send([body])
+        else:
+            here.inlets[0].say(kind, here.epoch, 0, body)
     try:
         group().barrier()
     except CollectiveError as error:

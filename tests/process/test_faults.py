@@ -9,6 +9,8 @@ import fault_jobs as jobs
 import pytest
 from faults_cluster import SOON, Cluster, check_survivors
 
+from collective.links.wire import FrameKind
+
 pytestmark = pytest.mark.timeout(100)
 
 
@@ -101,10 +103,22 @@ def test_a_stopped_neighbour_is_named_at_the_deadline(cluster: Cluster, stopped:
     cluster.leave()
 
 
-def test_who_sends_rubbish_is_named(cluster: Cluster) -> None:
-    """Bytes that are no frame end the group on all ranks, with the name of who sent them."""
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (None, b"\x82\x05hello"),
+        (FrameKind.STATUS, b"[1]"),
+        (FrameKind.ABORT, b"{"),
+        (FrameKind.OFFER, b'{"tag": 1}'),
+        (FrameKind.WANT, b'{"tag": "x", "number": 0}'),
+        (FrameKind.FETCH, b""),
+    ],
+)
+def test_who_sends_rubbish_is_named(cluster: Cluster, kind: FrameKind | None, body: bytes) -> None:
+    """Bytes that are no frame, and control that says nothing, end the group on all ranks, with the
+    name of who sent them."""
     cluster.join("centralized", shared=False)
-    for seen in cluster.ranks.run(jobs.send_rubbish, 2, timeout=2 * SOON):
+    for seen in cluster.ranks.run(jobs.send_rubbish, 2, kind, body, timeout=2 * SOON):
         assert (seen.kind, seen.culprit, seen.wrong) == ("ProtocolError", 2, [])
         assert "rank 2 on node n1 sent what" in seen.text
     cluster.leave()
