@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from collective.strategies import parse
+from collective.strategies import check_levels, parse
 from unisono import bench_mpi, bench_network, bench_output
 from unisono.bench_arguments import (
     USAGE,
@@ -195,7 +195,7 @@ def _network(bandwidth: str | None, delay: str | None, places: list[Layout]) -> 
 
 def _check_strategy(text: str) -> None:
     try:
-        parse(text)
+        check_levels(parse(text))
     except ValueError as error:
         fail(f"--strategy: {error}", USAGE)
 

@@ -160,6 +160,7 @@ def test_nodes_on_hosts_of_their_own(topology: str, network: tuple[str, str]) ->
         (("collectives", "--device", "cpu,cuda"), "it takes one of cpu, cuda"),
         (("collectives", "--device", "cuda", "--empty", "--topology", "1x4"), "leave out --device"),
         (("collectives", "--strategy", "rings"), "double_tree"),
+        (("ddp", "--strategy", "local=binomial,between=ring"), "exists for no operation"),
         (("collectives", "--sizes", "0"), "at least 1 byte"),
         (("choices", "--operations", "allreduce"), "all_reduce"),
         (("choices", "--sizes", "0"), "at least 1 byte"),
