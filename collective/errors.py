@@ -13,8 +13,8 @@
     ├── LibraryFailed       another library, to which a level was handed, failed
     └── ProtocolError       a peer sent what this version does not understand
 
-`Refused` leaves the group as it was.  All others poison it: later calls raise the same error,
-which also stays in ``group.error``.
+`Refused` leaves the group as it was, and so does what ends a download or a try to make the group's
+links.  All others poison it: later calls raise the same error, which also stays in ``group.error``.
 """
 
 from __future__ import annotations
