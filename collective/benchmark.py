@@ -89,6 +89,8 @@ class Side:
     #: of one call, at the slowest rank, before the timing proper
     look: float = math.inf
     right: bool = False
+    #: whether its times are those of the final: the fastest of many is the luckiest of them, too
+    final: bool = False
 
     def ready(self) -> None:
         """All ranks are about to call this side."""
@@ -107,7 +109,8 @@ def time_case(
     """Medians of one operation and size, of our settings and all peers, whose calls take turns.
 
     Each repeat is the mean of a few calls for small sizes, and the slowest rank's time counts.
-    Where several settings are compared, only the fastest of a first look go on.
+    Where several settings are compared, only the fastest of a first look go on, and in the end the
+    fastest of these is timed anew, in turn with auto.
     """
     size = dist.get_world_size()
     device = work["device"]
@@ -152,16 +155,29 @@ def time_case(
     lively = [
         side for side in lively if side.look <= _HOPELESS * fastest or side.setting in staying
     ] + others
-    inner = [max(1, min(most, round(_PER_REPEAT / side.look))) for side in lively]
-    for repeat in range(-1, repeats):
-        # each is first now and then, and no two follow each other always
-        for turn in range(len(lively)):
-            number = (repeat + turn) % len(lively)
-            elapsed = run(lively[number], inner[number])
-            if repeat >= 0:
-                lively[number].times.append(elapsed)
-    for side, taken in zip(lively, slowest([side.times for side in lively]), strict=True):
-        side.times = taken
+
+    def race(sides: Sequence[Side]) -> None:
+        inner = [max(1, min(most, round(_PER_REPEAT / side.look))) for side in sides]
+        for side in sides:
+            side.times = []
+        for repeat in range(-1, repeats):
+            # each is first now and then, and no two follow each other always
+            for turn in range(len(sides)):
+                number = (repeat + turn) % len(sides)
+                elapsed = run(sides[number], inner[number])
+                if repeat >= 0:
+                    sides[number].times.append(elapsed)
+        for side, taken in zip(sides, slowest([side.times for side in sides]), strict=True):
+            side.times = taken
+
+    race(lively)
+    fixed = [side for side in lively if side.setting not in (None, "auto")]
+    if len(ours) > 1 and fixed:
+        best = min(fixed, key=lambda side: statistics.median(side.times))
+        finalists = [side for side in lively if side is best or side.setting in staying]
+        race(finalists)
+        for side in finalists:
+            side.final = True
     set_strategy(settings[0])
     return _rows(case, ours, others)
 
@@ -179,7 +195,7 @@ def _rows(case: Case, ours: Sequence[Side], others: Sequence[Side]) -> list[dict
     fixed = [
         seconds
         for side, seconds in zip(ours, medians, strict=True)
-        if side.setting != "auto" and side.times
+        if side.setting != "auto" and side.final
     ]
     peers = [(side.peer.name, statistics.median(side.times), side.right) for side in others]
     rows = []
@@ -193,6 +209,7 @@ def _rows(case: Case, ours: Sequence[Side], others: Sequence[Side]) -> list[dict
                 "ranks": size,
                 "bytes": case.nbytes,
                 "repeats": len(side.times),
+                "final": side.final,
                 "seconds": seconds,
                 "best": seconds / min(fixed) if side.setting == "auto" and fixed else None,
                 "algbw": case.nbytes / seconds,

@@ -144,9 +144,9 @@ def _chosen(place: Layout, rows: Iterator[dict[str, Any]]) -> Iterator[Choice]:
 
 def _choice(place: Layout, rows: Sequence[dict[str, Any]]) -> Choice:
     auto, *fixed = rows
-    timed = [row for row in fixed if row["repeats"]]
-    best = min(timed, key=lambda row: float(row["seconds"]))
-    same = [row["seconds"] for row in timed if row["setting"] == auto["strategy"]]
+    final = [row for row in fixed if row["final"]]
+    best = min(final, key=lambda row: float(row["seconds"]))
+    same = [row["seconds"] for row in final if row["setting"] == auto["strategy"]]
     return Choice(
         topology=place.text,
         link=place.link,
