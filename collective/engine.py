@@ -317,7 +317,8 @@ class Engine:
             due = group.next_tick(now)
             if due is not None and (timeout is None or due < timeout):
                 timeout = due
-        events = self._epoll.poll(timeout)
+        # Python looks at nothing when a process goes on that was stopped for longer than this time
+        events = self._epoll.poll(timeout) or self._epoll.poll(0)
         for descriptor, mask in events:
             entry = self._links.get(descriptor)
             if entry is None:

@@ -323,6 +323,14 @@ def stream(count: int) -> tuple[float, int]:
     return float(tensor[-1]), highest_resident() - before
 
 
+def receive(count: int, timeout: float) -> float:
+    """Wait, in this thread, for data of rank 0."""
+    assert _group is not None
+    tensor = torch.zeros(count)
+    _group.recv(tensor, 0, timeout=timeout)
+    return float(tensor.sum())
+
+
 def stop_while_it_comes(count: int) -> float:
     """Ask rank 0 for its data, then stand still until somebody lets this process go on."""
     assert _group is not None

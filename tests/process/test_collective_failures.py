@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import native_jobs as jobs
 import pytest
@@ -130,6 +132,25 @@ def test_a_receiver_that_stands_still_costs_nothing(healthy: RankPool) -> None:
     assert last == 1.0
     assert rise < 32 << 20, "no copy of what waits to be sent"
     assert receiver.value == 25_000_000.0
+
+
+def test_who_was_stopped_beyond_its_deadline_looks_at_what_has_come_first(
+    healthy: RankPool,
+) -> None:
+    """What was there in time counts, though nobody could read it then."""
+    healthy.run(jobs.once)
+    start = time.monotonic()
+    healthy.start(jobs.receive, 1000, 1.0, ranks=[1])
+    waits_in = Path(f"/proc/{healthy.processes[1].pid}/wchan")
+    eventually(lambda: "poll" in waits_in.read_text(), 5, "it waits for its links")
+    healthy.processes[1].send_signal(signal.SIGSTOP)
+    (sender,) = alive(healthy.outcomes(jobs.stream, 1000, ranks=[0]))
+    assert sender.kinds == [], sender.traceback
+    eventually(lambda: time.monotonic() > start + 1.5, 5, "the deadline passes")
+    healthy.processes[1].send_signal(signal.SIGCONT)
+    (receiver,) = alive(healthy.collect([1], timeout=30))
+    assert receiver.kinds == [], receiver.traceback
+    assert receiver.value == 1000.0
 
 
 def test_an_interrupt_is_told_to_the_others(pool: RankPool) -> None:
