@@ -87,7 +87,8 @@ def parts_of(
 ) -> list[torch.Tensor]:
     """One tensor per rank of the type of `like`; with `equal`, of its number of elements too.
 
-    One flat tensor for all ranks is cut into parts of the size of `like`.
+    This rank's own has as many in any case: its values come from `like`, or go there.  One flat
+    tensor for all ranks is cut into parts of the size of `like`.
     """
     if isinstance(tensors, torch.Tensor):
         check_tensor(tensors, name, written=written)
@@ -110,8 +111,10 @@ def parts_of(
         check_tensor(tensor, f"{name}[{number}]", written=written)
         if tensor.dtype != like.dtype:
             raise Refused(f"{name}[{number}] is {tensor.dtype}, the other tensor {like.dtype}")
-        if equal and tensor.numel() != like.numel():
-            raise Refused(f"{name}[{number}] has {tensor.numel()} elements, not {like.numel()}")
+        if (equal or number == group.rank) and tensor.numel() != like.numel():
+            raise Refused(
+                f"{name}[{number}] has {tensor.numel()} elements, the other tensor {like.numel()}"
+            )
     if written:
         check_apart(parts, name)
     return parts
@@ -184,12 +187,7 @@ def rooted_parts(
         return None
     if tensors is None:
         raise Refused(f"{name} is None, but this is rank {root}, which needs them")
-    parts = parts_of(group, tensors, name, like, written=written, equal=equal)
-    if parts[root].numel() != like.numel():
-        raise Refused(
-            f"{name}[{root}] has {parts[root].numel()} elements, the other tensor {like.numel()}"
-        )
-    return parts
+    return parts_of(group, tensors, name, like, written=written, equal=equal)
 
 
 def check_exchange(

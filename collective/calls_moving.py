@@ -19,7 +19,6 @@ from collective.arguments import (
 from collective.compiled import alone, chunked, listed
 from collective.cost import lie_together
 from collective.device_issuing import DeviceIssuing
-from collective.errors import Refused
 from collective.issuing import common_shape
 from collective.program import Program
 from collective.reduction import Buffer, check_tensor, fill
@@ -81,11 +80,6 @@ class MovingCalls(DeviceIssuing):
         with self._checking(Kind.ALL_GATHER, timeout):
             check_tensor(input, "input", written=False)
             parts = parts_of(self, outputs, "outputs", input, written=True, equal=False)
-            if parts[self.rank].numel() != input.numel():
-                raise Refused(
-                    f"outputs[{self.rank}] has {parts[self.rank].numel()} elements, "
-                    f"but input has {input.numel()}"
-                )
         total = sum(part.nbytes for part in parts)
         shape = common_shape(parts, input)
         exchange = self._exchange([input, *parts], total)

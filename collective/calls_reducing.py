@@ -8,7 +8,6 @@ from collective import device_calls
 from collective.arguments import Tensors, check_rank, parts_of
 from collective.compiled import chunked, in_a_row, owned, runs_of
 from collective.device_issuing import DeviceIssuing
-from collective.errors import Refused
 from collective.issuing import common_shape
 from collective.program import Program
 from collective.reduction import (
@@ -164,11 +163,6 @@ class ReducingCalls(DeviceIssuing):
             check_tensor(output, "output", written=True)
             check_reduction(op, output.dtype, prescale)
             parts = parts_of(self, inputs, "inputs", output, written=False, equal=False)
-            if parts[self.rank].numel() != output.numel():
-                raise Refused(
-                    f"inputs[{self.rank}] has {parts[self.rank].numel()} elements, "
-                    f"but output has {output.numel()}"
-                )
         total = sum(part.nbytes for part in parts)
         shape = common_shape(parts, output)
         exchange = self._exchange([output, *parts], total)

@@ -130,6 +130,14 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
             lambda: group.gather(pair, 2, 0),  # type: ignore[arg-type]
         ):
             refused(group, call, "must be a list with a tensor for each rank, or one tensor")
+        parts = [torch.ones(2 + (part == group.rank)) for part in range(2)]
+        for call in (
+            lambda: group.all_gather(parts, pair),
+            lambda: group.reduce_scatter(pair, parts),
+            lambda: group.gather(pair, parts, group.rank, uneven=True),
+            lambda: group.scatter(pair, parts, group.rank, uneven=True),
+        ):
+            refused(group, call, rf"puts\[{group.rank}\] has 3 elements, the other tensor 2")
         refused(group, lambda: group.broadcast(torch.ones(2), 9), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), -1), "ranks 0 to 1")
         refused(group, lambda: group.broadcast(torch.ones(2), "1"), "whole number")  # type: ignore
@@ -156,7 +164,7 @@ def test_what_is_refused_says_why(ranks: Ranks) -> None:
         )
         refused(group, lambda: group.reduce_scatter(torch.ones(2), torch.ones(3)), "3 elements")
         for inputs in ([torch.ones(2)] * 2, [torch.ones(2 + group.rank)] * 2):
-            refused(group, lambda i=inputs: group.reduce_scatter(torch.ones(4), i), "output has 4")
+            refused(group, lambda i=inputs: group.reduce_scatter(torch.ones(4), i), "tensor 4")
         quantized = torch._make_per_tensor_quantized_tensor(flags.to(torch.uint8), 1.0, 0)
         refused(group, lambda: group.broadcast(quantized, 0), "quantized; send .dequantize")
         with pytest.raises(Refused, match="this very rank"):
