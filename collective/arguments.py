@@ -128,7 +128,9 @@ def check_apart(tensors: Sequence[torch.Tensor], name: str) -> None:
         for number, tensor in enumerate(tensors)
         if tensor.numel()
     )
-    for (begin, end, plain, one), (start, _, also, other) in pairwise(reaches):
+    without_gaps = [reach for reach in reaches if reach[2]]
+    pairs = (*pairwise(reaches), *pairwise(without_gaps))
+    for (begin, end, plain, one), (start, _, also, other) in pairs:
         if start == begin or (plain and also and start < end):
             first, second = sorted((one, other))
             raise Refused(f"{name}[{first}] and {name}[{second}] share memory; give each its own")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from thread_ranks import Ranks, ThreadRanks
 
+from collective.arguments import check_apart
 from collective.errors import CollectiveError, Refused
 from collective.group import Group
 from collective.reduction import ReduceOp, fold_of
@@ -200,6 +201,14 @@ def test_one_rank_refuses_an_asynchronous_call_while_others_run_on(ranks: Ranks)
 
     for strategy_ in STRATEGIES:
         ranks.get(3, strategy_).run(work)
+
+
+def test_outputs_that_lie_in_one_another_are_refused() -> None:
+    """Also where one with gaps begins between them."""
+    room = torch.zeros(100)
+    with pytest.raises(Refused, match=r"outputs\[0\] and outputs\[2\] share memory"):
+        check_apart([room[50:60], room[10:40:2], room], "outputs")
+    check_apart([room[50:60], room[::2][:25], room[1::2][:25]], "outputs")
 
 
 @pytest.mark.parametrize("n", range(1, 9))
