@@ -16,6 +16,7 @@ from thread_ranks import ThreadRanks
 
 import collective
 from collective import device_copies, device_kernel
+from collective.strategies import parse
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -85,9 +86,9 @@ def test_pinned_memory_comes_back(threads: ThreadRanks) -> None:
     """Nothing counts as pinned once its operation is over, and no more than the bound before."""
 
     def reduce(group: Any) -> None:
+        group.strategy = parse("ring")
         for _ in range(20):
             tensor = torch.ones(1 << 20, device="cuda")
-            group.strategy = "ring"
             group.all_reduce(tensor, async_op=False)
             assert device_copies._pinned <= device_copies.PINNED
 
