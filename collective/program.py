@@ -44,8 +44,8 @@ class Part:
     fold: bool = False
     #: segment k may go when segment k of these receives has landed
     after: tuple[int, ...] = ()
-    #: receives that must have landed as a whole (tokens)
-    after_all: tuple[int, ...] = ()
+    #: receives, the first so many, that must have landed as a whole (tokens)
+    after_all: range = range(0)
     #: segment k may land when segment k of these sends has left
     after_sends: tuple[int, ...] = ()
 
@@ -93,7 +93,7 @@ def compile_program(
             end += 1
         step = [move for _, move in moves[position:end]]
         position = end
-        landed_before = tuple(range(len(program.receives)))
+        landed_before = range(len(program.receives))
         writes: list[tuple[int, int]] = []
         for move in step:
             if move.src != rank:

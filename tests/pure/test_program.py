@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +12,7 @@ from schedule_interpreter import FLAT, Memory, expected
 
 from collective.cost import ON_ONE_TENSOR, slot_sizes
 from collective.program import Part, Place, Program, compile_program
-from collective.schedule import Kind, Schedule
+from collective.schedule import Kind, Schedule, token
 from collective.strategies import build
 
 NODES = ((0, 1, 2), (3, 4))
@@ -208,3 +210,15 @@ def test_slots_fill_at_most_one_segment() -> None:
             assert all(len(segments) == 1 for segments in sent)
             assert all(stop - start in (3, 6) for ((start, stop),) in sent)
     assert (6, 12) in {segments[0] for part in programs[0].sends for segments in [part.segments]}
+
+
+def test_a_program_of_many_tokens_is_small() -> None:
+    """A gigabyte on devices is exchanged in 130 turns, ten in 1,282, each behind all before it."""
+    step = tuple(token(one, other, "turn") for one, other in itertools.permutations(range(8), 2))
+    schedule = Schedule("turns", 8, 0, 0, (step,) * 1282)
+    tracemalloc.start()
+    program = compile_program(schedule, 0, (), 1)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert list(program.sends[-1].after_all) == list(range(7 * 1281))
+    assert size < 32 << 20
