@@ -11,7 +11,7 @@ from collective.cost import Link, Machine, Topology, uniform
 from collective.estimate import estimate
 from collective.prediction import TooLarge, predict
 from collective.schedule import Kind
-from collective.strategies import available, build, nodes_of, parse
+from collective.strategies import available, build, measured_choice, nodes_of, parse
 
 MIB = 1 << 20
 LOCAL = Link(10e-6, 8e9)
@@ -99,6 +99,14 @@ def test_auto_chooses_what_exists(kind: Kind, ranks: int, nodes: int, nbytes: in
     topology = Topology(where, LOCAL, TEN_GIGABIT, MACHINE)
     for originals in (False, True):
         build(Chooser(topology).choose(kind, nbytes, originals=originals), kind, ranks, nodes=where)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_the_measured_table_chooses_what_exists(kind: Kind) -> None:
+    """It has a strategy of the operation for any number of ranks and any size."""
+    for ranks in range(1, 17):
+        for nbytes in (0, *(1 << bits for bits in range(3, 33))):
+            build(measured_choice(kind, ranks, nbytes), kind, ranks)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if len(available(kind)) > 1])
