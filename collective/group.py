@@ -264,7 +264,7 @@ class Group(Calls, TensorService):
                 self._wiring.engine.call(lambda: self._end_operations(communicator))
             links = self._wiring.engine.remove(communicator)
             if self._libraries is not None:
-                self._libraries.close()
+                self._libraries.close(healthy=communicator.error is None)
             self._wiring.forget(self.name)
             part(communicator, links, linger)
         if self._parent is None:

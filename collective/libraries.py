@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _BEHIND = 1.0
 #: seconds within which members that are all here connect; one that is lost is tried so long
 _CONNECT = 10.0
-#: seconds that a group which closes waits for a call that is under way
+#: seconds that a group which closes waits for a call that is under way, and for NCCL to end
 _LINGER = 2.0
 
 #: by the function with which ours fold
@@ -116,12 +116,14 @@ class Libraries:
         for group in self._of_nccl():  # its kernels wait for a lost peer for ever
             threading.Thread(target=group.abort, name="unisono-abort", daemon=True).start()
 
-    def close(self) -> None:
-        """End, in order or after `abandon`.
+    def close(self, *, healthy: bool) -> None:
+        """End, in order if the group is `healthy`: NCCL waits for the others then.
 
         What is under way in a group that failed ends with the process of a lost member, else when
         the time for connecting is over, or that of the operation.
         """
+        if not (healthy or self._abandoned):
+            self.abandon()
         self._tasks.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_LINGER)

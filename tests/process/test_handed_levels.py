@@ -136,9 +136,9 @@ def test_an_error_of_the_library_names_level_node_operation_and_cause(cluster: C
     cluster.leave()
 
 
-@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("failed", ["", "in the library", "elsewhere"])
 def test_a_process_group_of_nccl_ends_in_order_or_at_once(
-    failed: bool, monkeypatch: pytest.MonkeyPatch
+    failed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order it sends what members still receive; after a failure nobody waits for it."""
     told: list[str] = []
@@ -147,8 +147,8 @@ def test_a_process_group_of_nccl_ends_in_order_or_at_once(
     libraries._groups["nccl", (0, 1)] = group
     monkeypatch.setattr(libraries, "_carry_out", lambda _: None)
     libraries.submit(Assignment((), (), None, 0.0, "", lambda _: None))
-    if failed:
+    if failed == "in the library":
         libraries.abandon()
-    libraries.close()
+    libraries.close(healthy=not failed)
     eventually(lambda: len(told) == 1 and not libraries._groups, 5)
     assert told == ["abort" if failed else "shutdown"]
