@@ -6,7 +6,7 @@ import math
 import os
 from numbers import Real
 
-__all__ = ["LONGEST_TIMEOUT", "LONGEST_WAIT", "advertised", "is_time", "seconds"]
+__all__ = ["LONGEST_TIMEOUT", "LONGEST_WAIT", "is_time", "seconds"]
 
 #: seconds that a time may have that somebody gives, 31 years; Python's own limit is 292 of them
 LONGEST_TIMEOUT = 1e9
@@ -19,12 +19,6 @@ def is_time(value: float) -> bool:
     """Whether `value` is a number of seconds, 0 or more, that can be waited for."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     return plain and 0 <= value <= LONGEST_TIMEOUT
-
-
-def advertised() -> list[str]:
-    """The addresses that ``UNISONO_ADVERTISE`` says, the best first; none where it is not set."""
-    given = os.environ.get("UNISONO_ADVERTISE", "")
-    return [part.strip() for part in given.split(",") if part.strip()]
 
 
 def seconds(name: str, default: float) -> float:

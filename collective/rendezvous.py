@@ -17,10 +17,10 @@ from typing import Any
 
 from collective import job
 from collective.addresses import parse_address
-from collective.environment import advertised
 from collective.errors import RendezvousFailed
 from collective.group import DEFAULT_TIMEOUT, Group
 from collective.init_arguments import check_timeout, static_members
+from collective.interfaces import advertised
 from collective.links.doorman import Doorman
 from collective.links.handshake import valid_name
 from collective.links.listener import Admission, Listener, listen

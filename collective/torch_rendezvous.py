@@ -27,9 +27,10 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from collective import job
 from collective.addresses import is_loopback
-from collective.environment import LONGEST_TIMEOUT, advertised
+from collective.environment import LONGEST_TIMEOUT
 from collective.errors import RendezvousFailed
 from collective.group import Group
+from collective.interfaces import advertised
 from collective.links.doorman import Doorman
 from collective.links.listener import Admission, Listener, listen
 from collective.reaching import Peer

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from collective.addresses import AddressError, parse_address
+from collective.interfaces import addresses_of
 from worker.agent import Agent, Options
 from worker.control import ControlPlane
 from worker.data_port import DEFAULT_PORT
@@ -57,10 +58,19 @@ def join(
     ] = True,
     advertise: Annotated[
         list[str] | None,
-        typer.Option(help="Address that other nodes dial; may be repeated, the best first."),
+        typer.Option(
+            metavar="HOST|INTERFACE",
+            help="What other nodes dial: an address, or an interface of this machine with all of "
+            "its own; may be repeated, the best first.",
+        ),
     ] = None,
     bind: Annotated[
-        str | None, typer.Option(help="Address of the data port; all by default.")
+        str | None,
+        typer.Option(
+            metavar="HOST|INTERFACE",
+            help="Where the data port is: an address, or the first one of an interface; all by "
+            "default.",
+        ),
     ] = None,
     data_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port for data from other nodes; 0 for any.")
@@ -87,8 +97,8 @@ def join(
         state_dir=state_dir or default_folder(control.host, control.port, node),
         cpu_slots=cpu_slots,
         gpus=gpus,
-        advertise=[_address("--advertise", entry) for entry in advertise or []],
-        bind=_address("--bind", bind) if bind else None,
+        advertise=[host for text in advertise or [] for host in _addresses("--advertise", text)],
+        bind=_addresses("--bind", bind)[0] if bind else None,
         data_port=data_port,
         envs=_environments(env or []),
     )
@@ -185,9 +195,10 @@ def _token(path: Path | None) -> str | None:
     return token
 
 
-def _address(option: str, text: str) -> str:
+def _addresses(option: str, text: str) -> list[str]:
     try:
         host, port = parse_address(text)
+        found = addresses_of(host)
     except AddressError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
     if port is not None:
@@ -195,7 +206,7 @@ def _address(option: str, text: str) -> str:
             f"{text!r}: an address without a port is expected; the port is --data-port",
             param_hint=option,
         )
-    return host
+    return found
 
 
 def _environments(entries: list[str]) -> dict[str, str]:

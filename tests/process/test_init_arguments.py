@@ -113,6 +113,8 @@ def test_several_addresses_can_be_advertised(monkeypatch: pytest.MonkeyPatch) ->
     """What others are told to dial is each address of the list, not the list as one."""
     monkeypatch.setenv("UNISONO_ADVERTISE", "10.0.0.5, fd00::5")
     assert own_addresses("http://127.0.0.1:8700") == ["10.0.0.5", "fd00::5"]
+    monkeypatch.setenv("UNISONO_ADVERTISE", "w1, lo")
+    assert own_addresses("http://127.0.0.1:8700")[:2] == ["w1", "127.0.0.1"]
 
 
 def test_a_closed_group_makes_no_subgroup() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -197,3 +198,17 @@ def test_a_host_that_vanishes_ends_its_job_and_is_fenced_off(
     assert (again["attempt"], again["state"]) == (attempt, "lost")
     other = lab.api.start(script=None, command=["true"], on={misled.name: 1, old.name: 1})
     assert lab.api.until(other["id"], *OVER)["state"] == "completed"
+
+
+def test_an_interface_may_be_given(lab: Lab, old: Agent) -> None:
+    """Its name stands for its addresses where others dial, and for the first where a node listens;
+    one that has none is refused by name."""
+    host = lab.net.hosts[4]
+    bare = ["link", "add", "bare0", "type", "veth", "peer", "name", "bare1"]
+    subprocess.run(["ip", "-n", host.namespace, *bare], check=True)
+    refused = lab.join(host, "--advertise", "bare0", wait=False)
+    assert refused.wait() == 2
+    assert "interface bare0 has no address" in refused.log()
+    new = lab.join(host, "--advertise", "eth0", "--bind", "eth0")
+    assert lab.api.node(new.name)["addresses"] == [host.ipv4, host.ipv6]
+    lab.check(new, old)
