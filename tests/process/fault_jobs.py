@@ -195,7 +195,8 @@ def disagree() -> Seen:
 
 
 def send_rubbish(culprit: int, kind: FrameKind | None, body: bytes) -> Seen:
-    """The culprit sends rank 0 what makes no sense, as control or as no frame; then all meet."""
+    """The culprit sends rank 0 what makes no sense, as control or as no frame; then all meet, until
+    rank 0 reads it: control may come behind the frames of a barrier."""
     seen = Seen()
     start = time.monotonic()
     here = group()._communicator
@@ -206,7 +207,8 @@ def send_rubbish(culprit: int, kind: FrameKind | None, body: bytes) -> Seen:
         else:
             here.inlets[0].say(kind, here.epoch, 0, body)
     try:
-        group().barrier()
+        for _ in range(1000):
+            group().barrier()
     except CollectiveError as error:
         _note(seen, error, start)
     return seen
