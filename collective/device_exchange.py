@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from collective.device_copies import on_stream
+from collective.errors import GroupClosed
 
 #: a stage is so many slots of so many bytes: what three steps of a pipeline have in hand
 SLOTS = 3
@@ -180,7 +181,10 @@ class Lobby:
 
     def _find(self, group: str, rank: int) -> Stage:
         with self._lock:
-            return self._stages[group, rank]
+            stage = self._stages.get((group, rank))
+        if stage is None:  # it took its first turn, so that its own word of this is on the way
+            raise GroupClosed(f"rank {rank} closed group {group} during operations", rank=rank)
+        return stage
 
     def leave(self, group: str, rank: int) -> None:
         """The rank's stage is used no more."""

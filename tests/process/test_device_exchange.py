@@ -15,9 +15,9 @@ import torch
 from thread_ranks import ThreadRanks
 
 from collective import device_calls, device_exchange, device_ipc, device_kernel
-from collective.device_exchange import Exchange, Meeting, Stage
+from collective.device_exchange import Exchange, Lobby, Meeting, Stage
 from collective.device_issuing import DeviceIssuing
-from collective.errors import Mismatch, Refused
+from collective.errors import GroupClosed, Mismatch, Refused
 from collective.group import Group
 from collective.reduction import ReduceOp
 from collective.strategies import parse
@@ -184,6 +184,17 @@ def test_operations_in_a_row_and_in_subgroups(ranks: ThreadRanks) -> None:
                 assert tensor.eq(sum(rank + index for rank in who)).all()
 
     ranks.run(call)
+
+
+def test_a_rank_that_closes_its_group_between_turns_is_named() -> None:
+    """Whoever looks for its stage a moment before it hears of that says who it was."""
+    lobby = Lobby()
+    here, other = (lobby.meet("g", rank, 2, torch.device("cpu")) for rank in range(2))
+    other.close(healthy=False)
+    told = "rank 1 closed group g during operations"
+    with pytest.raises(GroupClosed, match=told) as caught, here.exchange.turn(1, []):
+        pass
+    assert caught.value.rank == 1
 
 
 def test_memory_that_cannot_be_opened_to_others_is_given_back(
