@@ -59,6 +59,8 @@ class _Theirs:
 
 _Key = tuple[str, str, torch.device]
 _lock = threading.Lock()
+#: all of this process: what others have open may not end before it, an event as little as memory
+_made: list[_Opened] = []
 _free: dict[torch.device, list[_Opened]] = {}
 #: by what opens them: CUDA opens each once per process
 _theirs: dict[_Key, _Theirs] = {}
@@ -154,7 +156,10 @@ def _own_stage(device: torch.device) -> _Opened:
         except Exception:
             runtime.free(pointer)
             raise
-        return _Opened(Stage(_as_tensor(cupy, pointer, device), event), memory, handle)
+        made = _Opened(Stage(_as_tensor(cupy, pointer, device), event), memory, handle)
+    with _lock:
+        _made.append(made)
+    return made
 
 
 def _give_back(own: _Opened | None) -> None:

@@ -6,6 +6,8 @@ descriptors, and how an operation ends when something goes wrong.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import MagicMock
@@ -197,18 +199,36 @@ def test_a_rank_that_closes_its_group_between_turns_is_named() -> None:
     assert caught.value.rank == 1
 
 
-def test_memory_that_cannot_be_opened_to_others_is_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """What opens devices to other processes, without a device."""
+    made = MagicMock()
+    made.cuda.runtime.malloc.return_value = 7
+    made.cuda.runtime.ipcGetMemHandle.return_value = b"m"
+    monkeypatch.setattr(device_kernel, "cupy", lambda: made)
+    torch_cuda = MagicMock()
+    torch_cuda.Event.return_value.ipc_handle.return_value = b"e"
+    monkeypatch.setattr(torch, "cuda", torch_cuda)
+    monkeypatch.setattr(device_ipc, "_as_tensor", lambda *_: torch.zeros(1))
+    monkeypatch.setattr(device_ipc, "_made", [])
+    return made
+
+
+def test_memory_that_cannot_be_opened_to_others_is_given_back(cupy: MagicMock) -> None:
     """Where a machine has no CUDA IPC, each group tries, is told why, and holds nothing."""
-    cupy = MagicMock()
-    cupy.cuda.runtime.malloc.return_value = 7
     cupy.cuda.runtime.ipcGetMemHandle.side_effect = RuntimeError("not supported")
-    monkeypatch.setattr(device_kernel, "cupy", lambda: cupy)
-    monkeypatch.setattr(torch, "cuda", MagicMock(**{"Event().ipc_handle.return_value": b"e"}))
     with pytest.raises(RuntimeError, match="not supported"):
         device_ipc._own_stage(torch.device("cuda", 1))
     cupy.cuda.runtime.free.assert_called_once_with(7)
+
+
+def test_what_others_may_have_open_lives_as_long_as_the_process(cupy: MagicMock) -> None:
+    """Also that of a group which failed: a peer that has not heard of it may wait for its event."""
+    own = weakref.ref(device_ipc._own_stage(torch.device("cuda", 1)))
+    gc.collect()
+    found = own()
+    assert found is not None and (found.memory, found.event) == (b"m".hex(), b"e".hex())
+    cupy.cuda.runtime.free.assert_not_called()
 
 
 def test_a_tensor_on_another_device_comes_and_goes() -> None:
