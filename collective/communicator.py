@@ -277,7 +277,7 @@ class Communicator:
         self.messaging.peer_left(peer)
 
     def _handle_abort(self, peer: int, sequence: int, content: dict[str, object]) -> None:
-        error = diagnosis.from_content(self, peer, sequence, content)
+        error = diagnosis.from_content(self.nodes, peer, sequence, content)
         if isinstance(error, Refused):
             self._end_refused(sequence, error)
         else:

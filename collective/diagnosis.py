@@ -6,7 +6,8 @@ abort frame and back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ POISONED = "the group cannot be used any more: close it, and make a new one"
 UNHARMED = "the group can still be used"
 #: longest text of an error that travels in an abort frame
 _TEXT = 4000  # 48 kB at most as JSON, and a control frame holds 64
+_REPORTED = re.compile(r" \(reported by rank \d+\)$")
 
 
 @dataclass
@@ -202,22 +204,21 @@ def to_content(error: BaseException, reporter: object) -> dict[str, object]:
 
 
 def from_content(
-    here: Communicator, peer: int, sequence: int, content: dict[str, object]
+    nodes: Sequence[str], peer: int, sequence: int, content: dict[str, object]
 ) -> CollectiveError:
-    """The error of which an abort frame of `peer` tells."""
+    """The error of which an abort frame of `peer` tells, in a group on these nodes."""
     cls = getattr(errors, str(content.get("type")), OperationAborted)
     if not (isinstance(cls, type) and issubclass(cls, CollectiveError)):
         cls = OperationAborted
     rank, operation, phase = (content.get(name) for name in ("rank", "operation", "phase"))
     text = str(content.get("message"))
     reporter = content.get("reporter", peer)
-    reported = f" (reported by rank {reporter})"
-    if reporter != rank and not text.endswith(reported):
-        text += reported
+    if reporter != rank and not _REPORTED.search(text):
+        text += f" (reported by rank {reporter})"
     return cls(
         text,
         rank=rank if isinstance(rank, int) else None,
-        node=here.nodes[rank] if isinstance(rank, int) and 0 <= rank < here.size else None,
+        node=nodes[rank] if isinstance(rank, int) and 0 <= rank < len(nodes) else None,
         operation=None if operation is None else str(operation),
         sequence=sequence or None,
         phase=None if phase is None else str(phase),

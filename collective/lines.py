@@ -16,15 +16,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from collective.errors import ProtocolError, RendezvousFailed
 from collective.links.doorman import Connection
 from collective.links.endpoint import SocketEndpoint
 from collective.links.link import EndOfLink, Inlet, Outlet, frame_head
 from collective.links.wire import FrameKind
-from collective.tensor_format import MAX_JSON, parse_json
+from collective.tensor_format import parse_json
 
 _log = logging.getLogger("unisono.collective")
+#: bytes of what comes on a line
+_MOST = 64 << 10
+#: takes what an ABORT says, or None at the end of a connection
+Told = Callable[[dict[str, object] | None], object]
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class _Ear:
     inlet: Inlet
     #: whether it is for nothing else, and belongs to the ear
     line: bool
+    #: is told what an ABORT says, or None at the end
+    told: Told
     room: bytearray = field(default_factory=bytearray)
 
 
@@ -169,14 +176,20 @@ class Lines:
 
     # -- being asked --------------------------------------------------------------------------
 
-    def listen(self, peer: int, inlet: Inlet, *, line: bool = False) -> None:
-        """Listen for calls on a connection that this rank made to `peer`; take over a `line`."""
+    def listen(
+        self, peer: int, inlet: Inlet, told: Told = lambda _: None, *, line: bool = False
+    ) -> None:
+        """Listen for calls on a connection that this rank made to `peer`; take over a `line`.
+
+        Args:
+            told: is called with what an ABORT says, or with None when the connection ended.
+        """
         with self._changed:
             if self._closing:
                 if line:
                     inlet.close()
                 return
-            self._ears[inlet.endpoint.fileno()] = _Ear(peer, inlet, line)
+            self._ears[inlet.endpoint.fileno()] = _Ear(peer, inlet, line, told)
             self._poll.register(inlet.endpoint.fileno(), select.POLLIN)
             self._start()
 
@@ -200,7 +213,7 @@ class Lines:
     def _run(self) -> None:
         while True:
             ready = self._poll.poll()
-            calls: list[tuple[int, Call]] = []
+            heard: list[Callable[[], object]] = []
             ended = False
             with self._changed:
                 if self._closing:
@@ -209,43 +222,51 @@ class Lines:
                     if descriptor == self._bell:
                         os.eventfd_read(self._bell)
                     elif descriptor in self._ears:
-                        calls += self._hear(descriptor)
+                        heard += self._hear(descriptor)
                     else:
                         ended |= self._look(descriptor, mask)
             if ended:
                 self.on_end()
-            for peer, call in calls:
-                try:
-                    self._answer(peer, call)
-                except (RendezvousFailed, ProtocolError) as error:
-                    _log.warning(
-                        "rank %d asked for a connection of group %s, channel %s: %s",
-                        peer, call.group, call.channel, error,
-                    )  # fmt: skip
+            for react in heard:
+                react()
 
-    def _hear(self, descriptor: int) -> list[tuple[int, Call]]:
-        """The calls on one connection; under the lock."""
+    def _call(self, peer: int, call: Call) -> None:
+        try:
+            self._answer(peer, call)
+        except (RendezvousFailed, ProtocolError) as error:
+            _log.warning(
+                "rank %d asked for a connection of group %s, channel %s: %s",
+                peer, call.group, call.channel, error,
+            )  # fmt: skip
+
+    def _hear(self, descriptor: int) -> list[Callable[[], object]]:
+        """What to do of what came on one connection, without the lock, which is held here."""
         ear = self._ears[descriptor]
         inlet = ear.inlet
         inlet.readable = True
-        calls = []
+        heard: list[Callable[[], object]] = []
         try:
             while (header := inlet.header()) is not None:
-                if header.kind != FrameKind.CALL or header.length > MAX_JSON:
+                if header.kind not in (FrameKind.CALL, FrameKind.ABORT) or header.length > _MOST:
                     raise ProtocolError(f"a frame of kind {header.kind}")
                 if len(ear.room) != header.length:
                     ear.room = bytearray(header.length)
                 if not inlet.read_into(memoryview(ear.room)):
                     break
-                calls.append((ear.peer, Call.decode(bytes(ear.room))))
+                body = bytes(ear.room)
+                if header.kind == FrameKind.CALL:
+                    heard.append(partial(self._call, ear.peer, Call.decode(body)))
+                else:
+                    heard.append(partial(ear.told, parse_json(body)))
         except (EndOfLink, ProtocolError) as error:
             if isinstance(error, ProtocolError):
                 _log.warning("calls of rank %d are not heard any more: %s", ear.peer, error)
+            heard.append(partial(ear.told, None))
             self._poll.unregister(descriptor)
             del self._ears[descriptor]
             if ear.line:
                 inlet.close()
-        return calls
+        return heard
 
     def _look(self, descriptor: int, mask: int) -> bool:
         """Something happened on a line of a peer that is asked; whether it ended."""

@@ -439,6 +439,8 @@ class LinkRequest:
     channel: str
     #: whether the dialler sends the data, since the target cannot dial it
     sends: bool = False
+    #: the addresses that the dialler was given by hand, as `collective.membership` says them
+    addresses: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

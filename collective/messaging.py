@@ -179,7 +179,7 @@ class Messaging:
                 self._wants.setdefault((peer, tag), deque()).append(want)
             return
         if isinstance(refused, dict):
-            error = diagnosis.from_content(self._communicator, peer, 0, refused)
+            error = diagnosis.from_content(self._communicator.nodes, peer, 0, refused)
             self._end_receive(peer, tag, number, error)
         if number < self._assigned.get((peer, tag), 0):
             return  # a receive from that very rank is there already
@@ -207,7 +207,7 @@ class Messaging:
         assert message.peer is not None
         if isinstance(want.get("refused"), dict):
             message.finish(
-                diagnosis.from_content(self._communicator, message.peer, 0, want["refused"])
+                diagnosis.from_content(self._communicator.nodes, message.peer, 0, want["refused"])
             )
             return
         own = message.content()

@@ -27,6 +27,8 @@ _log = logging.getLogger("unisono.collective")
 SILENCE = seconds("UNISONO_PEER_SILENCE", 20)
 #: seconds within which a rank that asked to be dialled must answer
 _ANSWER = 10.0
+#: seconds within which dialling ends that is not needed any more, but for what the kernel does
+_STUCK = 1.0
 #: by channel: the operation that waits for a connection
 _OPERATIONS = {"p2p": "recv", "tensor": "download"}
 
@@ -90,6 +92,7 @@ class Reach:
             target=target,
             channel=channel,
             sends=sends,
+            addresses=self._admission.addresses if group == self._name else "",
         )
 
     def one(
@@ -206,6 +209,8 @@ class Reach:
         """
         errors: dict[tuple[int, str], BaseException] = {}
         stop = threading.Event()
+        giving = threading.Lock()
+        done = threading.Semaphore(0)
 
         def look() -> None:
             check()
@@ -215,28 +220,40 @@ class Reach:
         def reach(peer: int, channel: str) -> None:
             try:
                 connection = self.one(name, ranks, peer, channel, deadline, labels[peer], look)
-                made(peer, channel, connection)
+                with giving:
+                    if stop.is_set():
+                        connection.sock.close()
+                    else:
+                        made(peer, channel, connection)
             except BaseException as error:  # noqa: BLE001 — raised below
                 errors[peer, channel] = error
                 if time.monotonic() < deadline:
                     halt()
+            finally:
+                done.release()
 
         def halt() -> None:
-            stop.set()
+            with giving:
+                stop.set()
             self.wake()
 
         threads = [threading.Thread(target=reach, args=other, daemon=True) for other in others]
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            for _ in threads:
+                done.acquire()
+                if stop.is_set():
+                    break
         except BaseException:
             halt()
+            raise
+        finally:
+            # one that waits for an address which does not answer ends by itself, with nothing
+            until = time.monotonic() + _STUCK
             for thread in threads:
                 if thread.ident is not None:
-                    thread.join()
-            raise
+                    thread.join(max(0.0, until - time.monotonic()))
         for other in others:
             if other in errors and not isinstance(errors[other], _Stopped):
                 raise errors[other]

@@ -23,7 +23,8 @@ from collective.init_arguments import check_timeout, static_members
 from collective.interfaces import advertised
 from collective.links.doorman import Doorman
 from collective.links.handshake import valid_name
-from collective.links.listener import Admission, Listener, listen
+from collective.links.listener import Admission, Listener, listen, listen_as
+from collective.membership import listed
 from collective.messages import Plan
 from collective.reaching import Peer
 from collective.strategies import Auto, Strategy, check_names, parse
@@ -72,7 +73,10 @@ def init(
 
     Raises:
         ValueError: arguments that do not belong together, or no such strategy.
-        RendezvousFailed: someone did not come, cannot be reached, or refused the secret.
+        RendezvousFailed: someone did not come, cannot be reached, refused the secret, or has
+            other addresses or the same rank.
+        PeerLost: a rank ended while the ranks met.
+        OperationAborted: another exception ended this on another rank.
     """
     strategy = parse(strategy or os.environ.get("UNISONO_STRATEGY") or "auto")
     node = node or os.environ.get("UNISONO_NODE") or socket.gethostname()
@@ -114,7 +118,7 @@ def assemble(
     """The group of all `peers`, linked; takes over `doorman` and `listener`.
 
     Raises:
-        RendezvousFailed: someone did not come or cannot be reached.
+        RendezvousFailed, PeerLost, OperationAborted: as `init`.
         ValueError: the strategy does not exist, or names a node that has no rank.
     """
     try:
@@ -125,6 +129,7 @@ def assemble(
     except BaseException:
         if listener is not None:
             listener.close()
+        doorman.close()
         raise
     nodes = [peer.node for peer in peers]
     try:
@@ -152,9 +157,11 @@ def _static(
     timeout: float,
     strategy: Strategy,
 ) -> Group:
-    admission = Admission("-", "-", epoch, secret)
+    admission = Admission("-", "-", epoch, secret, listed(members))
     doorman = Doorman()
-    listener = Listener(admission, doorman, listen(*members[rank]), rank)
+    listener = Listener(
+        admission, doorman, listen_as(rank, *members[rank], admission, DEFAULT_GROUP), rank
+    )
     # named by what all ranks know alike: strategies of two levels go by the nodes' names
     peers = [Peer(host, ((host, port),)) for host, port in members]
     return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy=strategy)

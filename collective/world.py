@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from collective import calibration, diagnosis
+from collective.attendance import Watch
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
 from collective.environment import LONGEST_WAIT, seconds
-from collective.errors import PeerLost, ProtocolError, RendezvousFailed
+from collective.errors import ProtocolError, RendezvousFailed
+from collective.greetings import await_greetings, say_why, why
 from collective.links import shared_handshake
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, setting, wanted
 from collective.links.doorman import Connection, Doorman
@@ -27,7 +29,6 @@ from collective.links.wire import FrameKind
 from collective.reaching import SILENCE, Peer, Reach
 from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
-from collective.watch import Watch
 
 #: seconds for which a downloader may stand still
 _TENSORS_LOST = 600.0
@@ -114,8 +115,11 @@ class World:
         """Dial every member, and wait for every member to dial.
 
         Raises:
-            RendezvousFailed: someone could not be reached, or did not come, within `timeout`.
-            PeerLost: a member's link in `known` ended.
+            RendezvousFailed: someone could not be reached, or did not come, within `timeout`, or
+                has another list of addresses.
+            PeerLost: a member is lost: its link in `known` ended or, of the group of all ranks,
+                any connection of it.
+            OperationAborted: another exception ended this on another rank.
         """
         deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
         ranks = tuple(ranks)
@@ -130,13 +134,20 @@ class World:
         opened: list[socket.socket] = []
         #: by peer: the socket and memory of links that are not made yet
         shared: dict[int, tuple[socket.socket, int]] = {}
-        watched = [
-            (known[peer], peer, self.peers[ranks[peer]].node) for peer in others if peer in known
-        ]
+        everyone = name == self._name
+        nodes = [self.peers[rank].node for rank in ranks]
+        watch = Watch(nodes, known, lambda error: self._doorman.give_up(name, error))
 
-        def on_end(error: PeerLost) -> None:
-            self._doorman.give_up(name, error)
-            self._reach.wake()
+        def came(peer: int, connection: Connection) -> None:
+            if everyone:  # members of another group may give up its links, and try again
+                watch.came(peer, connection)
+
+        def ended() -> None:
+            watch.end()
+            self._reach.lines.wake()
+
+        def check() -> None:
+            self._doorman.check(name)
 
         #: by peer: the connections on which it sends
         connections: dict[int, Connection] = {}
@@ -149,12 +160,15 @@ class World:
             if connection.dialled and ranks[peer] not in self._reach.neighbours:
                 ear = Inlet(SocketEndpoint(connection.sock))
                 heard.append(ear)
-                self._reach.lines.listen(ranks[peer], ear)
+                told = partial(watch.told, peer) if everyone else lambda _: None
+                self._reach.lines.listen(ranks[peer], ear, told)
+            elif everyone:
+                watch.add(peer, connection)
 
-        watch = Watch(watched, on_end)
         try:
+            self._doorman.attend(name, came, ended)
             first = [(peer, channel(0)) for peer in others]
-            self._reach.all(name, ranks, first, deadline, labels, watch.check, made)
+            self._reach.all(name, ranks, first, deadline, labels, check, made)
             further = self._further(ranks, connections)
             more: dict[tuple[int, str], SocketEndpoint] = {}
 
@@ -162,7 +176,7 @@ class World:
                 opened.append(connection.sock)
                 more[peer, on] = SocketEndpoint(connection.sock, lost_after=SILENCE)
 
-            self._reach.all(name, ranks, further, deadline, labels, watch.check, made_more)
+            self._reach.all(name, ranks, further, deadline, labels, check, made_more)
             for peer, connection in connections.items():
                 sock = connection.sock
                 if ranks[peer] in self._reach.neighbours:
@@ -180,23 +194,28 @@ class World:
             for peer, connection in claimed.items():
                 sock = connection.sock
                 if sock.family == socket.AF_UNIX:
-                    memory, bell = shared_handshake.take(sock, self.engine.bell, deadline)
+                    memory, bell = shared_handshake.take(
+                        sock, self.engine.bell, deadline, watch.over
+                    )
                     outlets[peer] = SharedOutlet(sock, memory, bell, connection.unread)
                 else:
                     outlets[peer] = self._outlet(name, connection)
-            for ear in heard:
-                self._reach.lines.ignore(ear)
             # only now: whoever hands its bell over has claimed, and so has dialled before
             while shared:
                 peer = next(iter(shared))
-                bell = shared_handshake.take_bell(shared[peer][0], deadline)
+                bell = shared_handshake.take_bell(shared[peer][0], deadline, watch.over)
                 inlets[peer] = SharedInlet(*shared.pop(peer), bell)
-            own = self._facts(inlets) if name == self._name else None
+            for ear in heard:
+                self._reach.lines.ignore(ear)
+            if everyone:  # from here on the links themselves tell who is lost
+                watch.close()
+            check()
+            own = self._facts(inlets) if everyone else None
             for inlet in inlets.values():
                 count = 1 + len(inlet.others) if inlet.others else 0
                 said = b"" if own is None else own.encode()
                 inlet.say(FrameKind.HELLO, self._admission.epoch, count, said)
-            self._await_greetings(outlets, deadline, labels)
+            await_greetings(outlets, deadline, labels)
             self._bundle(name, outlets, deadline, labels, opened)
             if own is not None:
                 facts = [
@@ -206,10 +225,19 @@ class World:
                 self._surroundings = calibration.calibrate(
                     me, self._nodes, facts, inlets, outlets, self._admission.epoch, deadline
                 )
+            self._doorman.settled(name)
         except BaseException as error:
-            gone = [labels[peer] for peer, link in outlets.items() if link.ended()]
+            cause = error
+            if isinstance(error, EndOfLink):
+                watch.wait()
+                text = f"group {name}: a rank went away while the ranks met; its own error says why"
+                told_why = self._doorman.gone(name) or (everyone and why(outlets, nodes))
+                cause = told_why or RendezvousFailed(text)
             for ear in heard:
                 self._reach.lines.ignore(ear)
+            if everyone:
+                ways = self._doorman.came(name) | connections
+                say_why(cause, me, nodes, self._admission.epoch, inlets, ways)
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
             for link in links:
                 link.close()
@@ -218,13 +246,8 @@ class World:
             for _, memory in shared.values():
                 os.close(memory)
             self._doorman.turn_away(name)
-            if isinstance(error, EndOfLink):
-                watch.check()
-                who = " and ".join(gone) or "a rank"
-                raise RendezvousFailed(
-                    f"group {name}: {who} went away while the ranks met ({error}); its own error "
-                    "says why"
-                ) from error
+            if cause is not error:
+                raise cause from error
             raise
         finally:
             watch.close()
@@ -234,7 +257,7 @@ class World:
             rank=me,
             size=size,
             epoch=self._admission.epoch,
-            nodes=[self.peers[rank].node for rank in ranks],
+            nodes=nodes,
             outlets=outlets,
             inlets=inlets,
             stall=stall,
@@ -286,28 +309,6 @@ class World:
                 endpoints.append(SocketEndpoint(sock, lost_after=self._lost_after[name]))
             if endpoints:
                 outlets[peer] = BundleOutlet(outlet, endpoints)
-
-    def _await_greetings(
-        self, outlets: dict[int, Outlet], deadline: float, labels: Mapping[int, str]
-    ) -> None:
-        poll = select.poll()
-        by_descriptor = {outlet.endpoint.fileno(): peer for peer, outlet in outlets.items()}
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.POLLIN)
-        waiting = set(outlets)
-        while True:
-            for peer in list(waiting):
-                outlet = outlets[peer]
-                if outlet.greet():
-                    waiting.discard(peer)
-                    poll.unregister(outlet.endpoint.fileno())
-            if not waiting:
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                peer = min(waiting)
-                raise RendezvousFailed(f"{labels[peer]} connected but said nothing", rank=peer)
-            poll.poll(left * 1000)
 
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         name = communicator.name

@@ -16,6 +16,8 @@ from collective.messages import LinkRequest
 _CONNECT = seconds("UNISONO_CONNECT_SECONDS", 3)
 #: seconds for the whole handshake on a connection
 _HANDSHAKE = 10.0
+#: seconds for an answer that is a help and no more
+_ASK = 1.0
 
 
 class Unreachable(RendezvousFailed):
@@ -78,6 +80,17 @@ def dial(
         # nobody tells when the peer begins to listen: look again, less and less often
         time.sleep(max(0.0, min(deadline - time.monotonic(), pause * random.uniform(0.5, 1.0))))
         pause = min(pause * 1.7, 0.5)
+
+
+def refusal(address: tuple[str, int], request: LinkRequest, secret: str) -> str:
+    """What a rank answers at once to a request that it must refuse; empty if there is none."""
+    try:
+        _dial_one(*address, request, secret, _ASK).close()
+    except RendezvousFailed as error:
+        return f" ({error})"
+    except OSError:
+        pass  # nobody is there, or it is no rank
+    return ""
 
 
 def _dial_one(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from collective.errors import PeerLost, RendezvousFailed
+from collective.errors import CollectiveError, RendezvousFailed
 from collective.messages import LinkRequest
 
 #: connections for tensors that one rank may have waiting
@@ -42,7 +42,12 @@ class Doorman:
         self._condition = threading.Condition()
         self._waiting: dict[_Key, list[Connection]] = {}
         self._closed = False
-        self._gone: dict[str, PeerLost] = {}
+        #: groups whose links are there
+        self._settled: set[str] = set()
+        #: by group whose links will not be made: why
+        self._gone: dict[str, CollectiveError] = {}
+        #: by group whose links are being made: who is told of connections, and of the end
+        self._attending: dict[str, tuple[Taker, Callable[[], None]]] = {}
         #: by group, channel and whether the dialler sends: who takes connections at once
         self._takers: dict[tuple[str, str, bool], Taker] = {}
 
@@ -70,6 +75,8 @@ class Doorman:
             while len(waiting) >= (_EARLY if key[1] == "tensor" else 1):
                 waiting.pop(0).sock.close()
             waiting.append(connection)
+            if key[1] == "collective" and key[0] in self._attending:
+                self._attending[key[0]][0](key[3], connection)
             self._condition.notify_all()
 
     def claim(
@@ -91,14 +98,13 @@ class Doorman:
 
         Raises:
             RendezvousFailed: `deadline` (monotonic) passed; names who did not come.
-            PeerLost: `give_up` was called for the group.
+            CollectiveError: `give_up` was called for the group.
         """
         keys = {rank: (group, channel, sends, rank) for rank in peers}
         with self._condition:
             while True:
                 check()
-                if group in self._gone:
-                    raise self._gone[group]
+                self.check(group)
                 missing = [rank for rank, key in keys.items() if key not in self._waiting]
                 if not missing:
                     return {rank: self._pop(key) for rank, key in keys.items()}
@@ -125,16 +131,65 @@ class Doorman:
             found = self._waiting.get((group, "collective", False, peer))
             return found[0].sock if found else None
 
+    def came(self, group: str) -> dict[int, Connection]:
+        """By rank: a connection for a group's collectives that nobody has claimed."""
+        with self._condition:
+            return {
+                key[3]: waiting[-1]
+                for key, waiting in self._waiting.items()
+                if key[:2] == (group, "collective")
+            }
+
     def wake(self) -> None:
         """Something changed that `check` of a waiting `claim` looks at."""
         with self._condition:
             self._condition.notify_all()
 
-    def give_up(self, group: str, error: PeerLost) -> None:
-        """Nobody need wait for links of `group` any more: `claim` raises `error`."""
+    def attend(self, group: str, came: Taker, ended: Callable[[], None]) -> None:
+        """The links of `group` are being made, until `settled` or `turn_away`.
+
+        Args:
+            came: is told of each connection for collectives, also of those that are here.
+            ended: is called when `give_up` was.
+        """
         with self._condition:
+            self._attending[group] = came, ended
+            for key, waiting in self._waiting.items():
+                if key[:2] == (group, "collective"):
+                    for connection in waiting:
+                        came(key[3], connection)
+            if group in self._gone:
+                ended()
+
+    def give_up(self, group: str, error: CollectiveError) -> None:
+        """The links of `group` will not be made: `claim` and `check` raise `error`.
+
+        The first error counts, and none when the links are there.
+        """
+        with self._condition:
+            if group in self._settled or group in self._gone:
+                return
             self._gone[group] = error
+            if group in self._attending:
+                self._attending[group][1]()
             self._condition.notify_all()
+
+    def check(self, group: str) -> None:
+        """Raise the error with which the links of `group` were given up; takes no lock."""
+        error = self.gone(group)
+        if error is not None:
+            raise error
+
+    def gone(self, group: str) -> CollectiveError | None:
+        """With what the links of `group` were given up, if they were; takes no lock."""
+        return self._gone.get(group)
+
+    def settled(self, group: str) -> None:
+        """The links of `group` are there."""
+        with self._condition:
+            self._settled.add(group)
+            self._gone.pop(group, None)
+            self._attending.pop(group, None)
 
     def forward(self, group: str, channel: str, taker: Taker, *, sends: bool = False) -> None:
         """Give connections of `group` on a channel to `taker(rank, connection)` as they come."""
@@ -155,7 +210,9 @@ class Doorman:
     def turn_away(self, group: str) -> None:
         """The group's links could not be made: close what has come for them; they may be again."""
         with self._condition:
+            self._settled.discard(group)
             self._gone.pop(group, None)
+            self._attending.pop(group, None)
             for key in [key for key in self._waiting if key[0] == group]:
                 for connection in self._waiting.pop(key):
                     connection.sock.close()

@@ -33,6 +33,8 @@ MAX_REQUEST = 16 << 10
 
 #: a group's name may hold the ranks of its members; a header line has at most 8 KiB
 _NAME = re.compile(r"[A-Za-z0-9._:/,-]{1,6000}")
+#: a number of ranks and their addresses
+_ADDRESSES = re.compile(r"[0-9]{1,9} [!-~]{1,6000}")
 
 
 class ServerHandshake:
@@ -103,6 +105,7 @@ class ServerHandshake:
                 channel=_choice(headers, "Unisono-Channel", CHANNELS),
                 sends="Unisono-Data" in headers
                 and _choice(headers, "Unisono-Data", ("sends",)) == "sends",
+                addresses=_addresses(headers),
             )
         except (KeyError, ValueError, LookupError) as error:
             self.request = None
@@ -155,6 +158,8 @@ class ClientHandshake:
             fields[header] = value
         if request.sends:
             fields["Unisono-Data"] = "sends"
+        if request.addresses:
+            fields["Unisono-Addresses"] = request.addresses
         http.headers.update(fields)
         self._protocol.send_request(http)
         self.hello = b"".join(self._protocol.data_to_send())
@@ -234,6 +239,13 @@ def _number(headers: Headers, header: str) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 9:
         raise ValueError(f"{header} {value[:40]!r}")
     return int(value)
+
+
+def _addresses(headers: Headers) -> str:
+    value = headers.get("Unisono-Addresses", "")
+    if value and not _ADDRESSES.fullmatch(value):
+        raise ValueError(f"Unisono-Addresses {value[:40]!r}")
+    return value
 
 
 def _choice(headers: Headers, header: str, choices: tuple[str, ...]) -> str:

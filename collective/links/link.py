@@ -71,6 +71,8 @@ class Outlet:
         self._urgent: deque[bytes] = deque()
         self._control = bytearray(unread)
         self._early: list[tuple[Header, bytes]] = []
+        #: how the stream ended, as far as `control` knows
+        self._ended: str | None = None
         self._room = memoryview(bytearray(4096))
 
     @property
@@ -205,6 +207,7 @@ class Outlet:
                     self.connections = header.sequence or 1
                 else:
                     frames.append((header, body[HEADER_SIZE:]))
+        self._ended = ended
         if ended is not None and not frames:
             raise EndOfLink(ended)
         return frames
@@ -220,6 +223,8 @@ class Outlet:
         """
         self.readable = True
         self._early = self.control()
+        if self._ended is not None and not self.greeted:
+            raise EndOfLink(self._ended)
         return self.greeted
 
     def hear(self, *kinds: FrameKind) -> tuple[Header, bytes] | None:
@@ -233,7 +238,13 @@ class Outlet:
         for place, frame in enumerate(self._early):
             if frame[0].kind in kinds:
                 return self._early.pop(place)
+        if self._ended is not None:
+            raise EndOfLink(self._ended)
         return None
+
+    def says(self, kind: FrameKind) -> bool:
+        """Whether a control frame of a kind has come and is kept for `control`."""
+        return any(header.kind == kind for header, _ in self._early)
 
     def ended(self) -> bool:
         """Whether the peer has closed its end, also where nobody has read that far."""

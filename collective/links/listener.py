@@ -11,8 +11,10 @@ import time
 from dataclasses import dataclass
 
 from collective.errors import ProtocolError, RendezvousFailed
+from collective.links import dialling
 from collective.links.doorman import Doorman
 from collective.links.handshake import TOO_EARLY, ServerHandshake, global_rank, same_secret
+from collective.membership import difference
 from collective.messages import LinkRequest
 
 _log = logging.getLogger("unisono.collective")
@@ -30,6 +32,8 @@ class Admission:
     attempt: str
     epoch: int
     secret: str
+    #: of all ranks, where they were given by hand, as `collective.membership` says them
+    addresses: str = ""
 
     def refusal(self, request: LinkRequest, secret: str | None) -> tuple[int, str] | None:
         """Status and text with which a dialler is refused, or None when it may come in."""
@@ -139,11 +143,21 @@ class Listener:
             _log.warning("refused a connection from %s: %s", peer, _first_line(handshake.response))
             self._answer(sock, handshake.response)
         elif request is not None:
-            refusal = self._admission.refusal(request, handshake.secret) or self._astray(request)
+            refusal = self._admission.refusal(request, handshake.secret)
+            conflict = None if refusal is not None else self._conflict(request)
+            if conflict is not None:
+                refusal = 409, conflict
+            refusal = refusal or self._astray(request)
             if refusal is not None:
                 status, text = refusal
                 _log.warning("refused rank %d from %s: %d %s", request.dialler, peer, status, text)
                 self._answer(sock, handshake.refuse(status, text))
+                if conflict is not None:
+                    error = RendezvousFailed(
+                        f"group {request.group}: refused a rank at {peer}: {conflict}",
+                        rank=request.dialler,
+                    )
+                    self._doorman.give_up(request.group, error)
                 return
             try:
                 answer = handshake.accept()
@@ -159,6 +173,14 @@ class Listener:
             self._selector.unregister(sock)
             self._open.pop(sock)
             self._doorman.deposit(request, sock, handshake.leftover)
+
+    def _conflict(self, request: LinkRequest) -> str | None:
+        """Why this rank and one that knows the secret can be in no group together."""
+        if self._rank is None or not request.addresses:
+            return None
+        if request.dialler == request.target == self._rank:
+            return f"there are two programs with rank {self._rank}: give each a rank of its own"
+        return difference(self._rank, self._admission.addresses, request.dialler, request.addresses)
 
     def _astray(self, request: LinkRequest) -> tuple[int, str] | None:
         try:
@@ -223,6 +245,26 @@ def listen(host: str | None = None, port: int = 0) -> list[socket.socket]:
     except OSError as error:
         where = f"{host or 'any address'}, port {port}"
         raise RendezvousFailed(f"cannot listen on {where}: {_why(error)}") from error
+
+
+def listen_as(
+    rank: int, host: str, port: int, admission: Admission, group: str
+) -> list[socket.socket]:
+    """Listening sockets at the address that all ranks of `group` have of this one.
+
+    Raises:
+        RendezvousFailed: the address is not of this machine, or taken; if by a program that is the
+            same rank, both are told.
+    """
+    try:
+        return listen(host, port)
+    except RendezvousFailed as error:
+        request = LinkRequest(
+            job=admission.job, attempt=admission.attempt, group=group, epoch=admission.epoch,
+            dialler=rank, target=rank, channel="collective", addresses=admission.addresses,
+        )  # fmt: skip
+        answer = dialling.refusal((host, port), request, admission.secret)
+        raise RendezvousFailed(f"rank {rank} {error}{answer}", rank=rank) from error
 
 
 def _why(error: OSError) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import socket
 import time
 
 from collective.errors import RendezvousFailed
 from collective.links.link import EndOfLink
 from collective.links.shared_memory import make_memory
+
+#: what is handed over with one of these: the memory and a bell, or a bell alone
+_MEMORY, _BELL = b"m", b"b"
 
 
 def address(secret: str, world: str, epoch: int, rank: int) -> str:
@@ -44,14 +48,20 @@ def offer(sock: socket.socket, bell: int) -> int:
         The memory's descriptor.
     """
     memory = make_memory()
-    _hand_over(sock, b"m", [memory, bell], made=[memory])
+    _hand_over(sock, _MEMORY, [memory, bell], made=[memory])
     return memory
 
 
-def take(sock: socket.socket, bell: int, deadline: float) -> tuple[int, int]:
-    """At the dialled side, the sender: the memory and the peer's bell; the own bell goes back."""
-    memory, peer_bell = _receive(sock, 2, deadline)
-    _hand_over(sock, b"b", [bell], made=[memory, peer_bell])
+def take(
+    sock: socket.socket, bell: int, deadline: float, over: int | None = None
+) -> tuple[int, int]:
+    """At the dialled side, the sender: the memory and the peer's bell; the own bell goes back.
+
+    Raises:
+        EndOfLink: the peer is gone, or `over` has become readable.
+    """
+    memory, peer_bell = _receive(sock, _MEMORY, 2, deadline, over)
+    _hand_over(sock, _BELL, [bell], made=[memory, peer_bell])
     return memory, peer_bell
 
 
@@ -65,18 +75,43 @@ def _hand_over(sock: socket.socket, tag: bytes, descriptors: list[int], made: li
         raise EndOfLink(str(error)) from error
 
 
-def take_bell(sock: socket.socket, deadline: float) -> int:
-    """At the dialler: the bell of the sender."""
-    (bell,) = _receive(sock, 1, deadline)
+def take_bell(sock: socket.socket, deadline: float, over: int | None = None) -> int:
+    """At the dialler: the bell of the sender.
+
+    Raises:
+        EndOfLink: as `take`.
+    """
+    (bell,) = _receive(sock, _BELL, 1, deadline, over)
     return bell
 
 
-def _receive(sock: socket.socket, count: int, deadline: float) -> list[int]:
-    sock.settimeout(max(0.001, deadline - time.monotonic()))
+def skip(sock: socket.socket) -> None:
+    """Pass over what a peer handed over and nobody will take."""
+    if sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) in (_MEMORY, _BELL):
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 2)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _receive(
+    sock: socket.socket, tag: bytes, count: int, deadline: float, over: int | None = None
+) -> list[int]:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if over is not None:
+        poll.register(over, select.POLLIN)
+    ready = [descriptor for descriptor, _ in poll.poll(_left(deadline))]
+    if not ready:
+        raise RendezvousFailed("a rank of this node connected but said nothing")
+    if over in ready:
+        raise EndOfLink("the ranks do not meet any more")
+    sock.setblocking(False)
     try:
+        if sock.recv(1, socket.MSG_PEEK) != tag:  # it may say why it gives up
+            raise EndOfLink("a rank of this node ended while it connected")
         data, descriptors, _, _ = socket.recv_fds(sock, 1, count)
-    except TimeoutError:
-        raise RendezvousFailed("a rank of this node connected but said nothing") from None
+    except EndOfLink:
+        raise
     except OSError as error:
         raise EndOfLink(str(error)) from error
     for descriptor in descriptors:
@@ -86,3 +121,8 @@ def _receive(sock: socket.socket, count: int, deadline: float) -> list[int]:
             os.close(descriptor)
         raise EndOfLink("a rank of this node ended while it connected")
     return list(descriptors)
+
+
+def _left(deadline: float) -> float:
+    """Milliseconds until a monotonic time."""
+    return max(0.0, deadline - time.monotonic()) * 1000

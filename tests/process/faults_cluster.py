@@ -16,14 +16,14 @@ class Cluster:
     def __init__(self) -> None:
         self.ranks = ForkedRanks(4)
         self.epoch = 0
-        self._where = addresses(4)
+        self.where = addresses(4)
 
     def join(
         self, strategy: str = "auto", *, shared: bool = True, segment: int = 0, lent: bool = False,
         way: str = "",
     ) -> None:  # fmt: skip
         self.epoch += 1
-        how = (self._where, self.epoch, strategy, shared, segment, lent, way)
+        how = (self.where, self.epoch, strategy, shared, segment, lent, way)
         self.ranks.run(jobs.join, *how, timeout=30)
 
     def leave(self, dead: int | None = None) -> None:

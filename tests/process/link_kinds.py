@@ -72,3 +72,13 @@ def linked_groups(
         ThreadPoolExecutor(size) as pool,
     ):
         return list(pool.map(make, range(size)))
+
+
+def group_by_list(rank: int, where: Sequence[str], *, epoch: int = 1, timeout: float) -> Group:
+    """Like `collective.init`, but a rank may have an address of another that leads nowhere."""
+    parsed = [text.rpartition(":") for text in where]
+    peers = [Peer(host, ((host, int(port)),)) for host, _, port in parsed]
+    admission = Admission("by-list", "-", epoch, "s")
+    doorman = Doorman()
+    listener = Listener(admission, doorman, listen(*peers[rank].addresses[0]), rank)
+    return assemble(rank, peers, admission, doorman, listener, timeout=timeout, strategy="auto")

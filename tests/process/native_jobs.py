@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import torch
+from link_kinds import group_by_list
 from resources import descriptors, highest_resident, resident, threads
 
 import collective
@@ -56,9 +57,7 @@ def join_from(lists: list[list[str]], epoch: int, connections: str = "1") -> dic
     _subgroups.clear()
     _before = descriptors(), threads()
     os.environ["UNISONO_CONNECTIONS"] = connections
-    _group = collective.init(
-        rank_of(), addresses=lists[rank_of()], secret="of-this-test", epoch=epoch, timeout=20.0
-    )
+    _group = group_by_list(rank_of(), lists[rank_of()], epoch=epoch, timeout=20.0)
     return _group.unreachable
 
 

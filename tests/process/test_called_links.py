@@ -14,6 +14,7 @@ import native_jobs as jobs
 import pytest
 import torch
 from forked_ranks import ForkedRanks
+from link_kinds import group_by_list
 from ranks import Outcome
 from resources import descriptors, threads
 from test_collective_failures import in_its_loop
@@ -205,7 +206,7 @@ def linked(mine: list[list[str]]) -> list[Group]:
     with ThreadPoolExecutor(len(mine)) as pool:
         return list(
             pool.map(
-                lambda rank: collective.init(rank, addresses=mine[rank], secret="s", timeout=20),
+                lambda rank: group_by_list(rank, mine[rank], timeout=20),
                 range(len(mine)),
             )
         )
@@ -246,7 +247,7 @@ def test_who_cannot_be_reached_either_way_is_named() -> None:
 
     def fail(rank: int) -> str:
         with pytest.raises(collective.RendezvousFailed) as caught:
-            collective.init(rank, addresses=mine[rank], secret="s", timeout=1)
+            group_by_list(rank, mine[rank], timeout=1)
         assert caught.value.rank == 1 - rank
         return str(caught.value)
 

@@ -95,6 +95,14 @@ REFUSALS: list[tuple[str, dict[str, Any], int, str]] = [
     ("no group", {"Group": None}, 400, "Unisono-Group"),
     ("a group with markup", {"Group": "<b>"}, 400, "Unisono-Group"),
     ("another channel", {"Channel": "gossip"}, 400, "Unisono-Channel"),
+    (
+        "other addresses",
+        {"Addresses": "2 a:1,b:2"},
+        409,
+        "rank 1 lists 2 addresses, rank 0 lists 1",
+    ),
+    ("addresses that are none", {"Addresses": "a:1"}, 400, "Unisono-Addresses"),
+    ("this very rank", {"Addresses": "1 a:1", "Rank": "0"}, 409, "two programs with rank 0"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -128,6 +129,14 @@ def addresses(count: int) -> list[str]:
     """Addresses of this machine that nobody else uses, below the range of outgoing ports."""
     host = f"127.{random.randint(1, 250)}.{random.randint(1, 250)}.{random.randint(1, 250)}"
     return [f"{host}:{20_000 + rank}" for rank in range(count)]
+
+
+def accepted(address: str) -> int:
+    """Established connections of the rank that listens at an address."""
+    host, _, port = address.partition(":")
+    local = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{int(port):04X}"
+    with open("/proc/net/tcp") as file:
+        return sum(line.split()[1] == local and line.split()[3] == "01" for line in file)
 
 
 def socket_groups(

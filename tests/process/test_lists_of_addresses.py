@@ -1,0 +1,114 @@
+"""Ranks whose lists of addresses differ, or that have one number, say so at once, all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+from resources import descriptors, threads
+from test_link_handshake import listens
+from thread_ranks import accepted, addresses
+from waiting import eventually
+
+import collective
+
+pytestmark = pytest.mark.timeout(60)
+
+#: seconds within which all that are there must know
+SOON = 3.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Threads and descriptors are what they were before."""
+    before = descriptors(), threads()
+    yield
+    eventually(lambda: (descriptors(), threads()) == before, what="nothing is left")
+
+
+def errors_of(where: list[str], first: list[int], odd: int, other: list[str]) -> list[str]:
+    """What ranks raise, some of which have met by `where`, when `odd` comes with `other`."""
+
+    def fail(rank: int, list_: list[str]) -> str:
+        with pytest.raises(collective.RendezvousFailed) as caught:
+            collective.init(rank, addresses=list_, secret="s", timeout=20)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(len(first) + 1) as pool:
+        waiting = [pool.submit(fail, rank, where) for rank in first]
+        for rank in first:
+            eventually(lambda rank=rank: listens(where[rank]), what="it listens")
+            met = len(first) - 1
+            eventually(lambda rank=rank, met=met: accepted(where[rank]) >= met, what="they met")
+        start = time.monotonic()
+        last = pool.submit(fail, odd, other)
+        found = [each.result(timeout=SOON) for each in (*waiting, last)]
+        assert time.monotonic() - start < SOON
+    return found
+
+
+@pytest.mark.parametrize("first", [[0], [2], [0, 2]], ids=str)
+def test_lists_of_different_length_are_named_by_all(first: list[int]) -> None:
+    """Rank 1 has forgotten an address: who meets it, or meets somebody who did, says so at once."""
+    where = addresses(3)
+    for text in errors_of(where, first, 1, where[:2]):
+        assert "rank 1 lists 2 addresses, rank " in text or (
+            " lists 3 addresses, rank 1 lists 2" in text
+        )
+        assert "give all ranks the same list of addresses, in the same order" in text
+
+
+@pytest.mark.parametrize("of", [0, 1, 2, 3])
+def test_different_addresses_of_a_rank_are_named_by_all(of: int) -> None:
+    """Also where the rank in question is the one that differs, or has not come yet."""
+    where = addresses(4)
+    other = [*where]
+    other[of] = f"{where[of].partition(':')[0]}:{21_000 + of}"
+    for text in errors_of(where, [0, 2], 1, other):
+        assert f"rank {of} is at " in text
+        assert where[of] in text and other[of] in text
+
+
+def test_two_programs_with_one_rank_are_told_and_all_others() -> None:
+    """The second cannot listen; it asks who does, so that the first and all it has met know."""
+    where = addresses(3)
+    for text in errors_of(where, [0, 1], 1, where):
+        assert "there are two programs with rank 1: give each a rank of its own" in text
+
+
+def test_a_complete_group_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes to it with another list, or as a rank of it, is refused and logged, no more."""
+    where = addresses(3)
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
+        groups = list(
+            pool.map(lambda rank: collective.init(rank, addresses=where[:2], secret="s"), range(2))
+        )
+        for group in groups:
+            stack.callback(pool.submit, group.close)
+        for rank, list_ in ((2, where), (0, where[:2]), (0, where)):
+            with pytest.raises(collective.RendezvousFailed, match="409") as caught:
+                collective.init(rank, addresses=list_, secret="s", timeout=20)
+            assert "lists 3 addresses" in str(caught.value) or "two programs" in str(caught.value)
+        assert len([each for each in caplog.records if each.levelno == logging.WARNING]) >= 3
+        tensors = [torch.ones(3), torch.ones(3)]
+        works = [
+            group.all_reduce(tensor, async_op=True)
+            for group, tensor in zip(groups, tensors, strict=True)
+        ]
+        assert [work.resolve().tolist() for work in works] == [[2.0] * 3] * 2
+
+
+def test_the_right_list_makes_a_group_after_a_wrong_one() -> None:
+    """A group that failed for a wrong list can be made at once, at the same addresses and epoch."""
+    where = addresses(2)
+    errors_of(where, [0], 1, [*where, "127.0.0.9:20000"])
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(
+            pool.map(lambda rank: collective.init(rank, addresses=where, secret="s"), range(2))
+        )
+        list(pool.map(lambda group: group.close(), groups))
