@@ -296,6 +296,8 @@ class Group(Calls, TensorService):
     ) -> Group:  # fmt: skip
         """A group of some ranks of this one; called by its members only, linked at its first use.
 
+        The first call, also an asynchronous one, waits until every member has made one.
+
         Args:
             ranks: members as ranks of this group, in the order of their new ranks.
             name: tells groups of the same members apart; the same on all of them.

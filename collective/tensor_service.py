@@ -140,7 +140,9 @@ class TensorService(ABC):
         peer = check_rank(self, peer, "peer")
         check_id(id)
         if limit is None:
-            limit = parse_size(os.environ.get("UNISONO_DOWNLOAD_LIMIT") or str(DEFAULT_LIMIT))
+            limit = _limit_of_environment()
+        elif type(limit) is not int or limit < 0:
+            raise Refused(f"limit is {limit!r}; it is a number of bytes, 0 or more")
         limited = self.timeout if timeout is None else timeout
         download = _Download(self, peer, id, limit, limited)
         try:
@@ -181,6 +183,16 @@ class TensorService(ABC):
                 # nobody tells when a peer that cuts at once will be well again, or is gone
                 time.sleep(pause)
                 pause = min(2 * pause, most)
+
+
+def _limit_of_environment() -> int:
+    text = os.environ.get("UNISONO_DOWNLOAD_LIMIT")
+    if not text:
+        return DEFAULT_LIMIT
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise Refused(f"UNISONO_DOWNLOAD_LIMIT: {error}") from None
 
 
 class _About(TypedDict):

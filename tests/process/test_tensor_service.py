@@ -221,7 +221,9 @@ def test_what_is_withdrawn_is_gone(groups: list[Group]) -> None:
         groups[1].download(0, "w")
 
 
-def test_impossible_arguments_are_refused(groups: list[Group]) -> None:
+def test_impossible_arguments_are_refused(
+    groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each with its reason; nothing is exposed, and the group goes on."""
     owner = groups[0]
     owner.expose(torch.ones(1), "there")
@@ -242,11 +244,15 @@ def test_impossible_arguments_are_refused(groups: list[Group]) -> None:
         (lambda: owner.expose([1.0], "w"), "torch.Tensor"),  # type: ignore[arg-type]
         (lambda: owner.download(7, "w"), "ranks 0 to 2"),
         (lambda: owner.download(1, ""), "1 to 200 characters"),
+        (lambda: owner.download(1, "w", limit="1Ki"), "limit is '1Ki'"),  # type: ignore[arg-type]
         (lambda: groups[1].download(0, "there", limit=3), "4 bytes, more than the limit of 3"),
     ):
         with pytest.raises(Refused, match=words):
             call()
     assert groups[1].download(0, "there", limit=4).item() == 1.0
+    monkeypatch.setenv("UNISONO_DOWNLOAD_LIMIT", "lots")
+    with pytest.raises(Refused, match="UNISONO_DOWNLOAD_LIMIT: 'lots' is no size"):
+        groups[1].download(0, "there")
 
 
 def test_a_tensor_is_for_those_it_is_for(
