@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from collective.addresses import format_address
 from collective.environment import seconds
 from collective.errors import RendezvousFailed
 from collective.links.handshake import CHANNELS, TOO_EARLY, ClientHandshake
@@ -64,7 +65,8 @@ def dial(
             try:
                 return _dial_one(host, port, request, secret, left)
             except OSError as error:
-                where = "shared memory" if host.startswith("\0") else f"{host}:{port}"
+                near = host.startswith("\0")
+                where = "shared memory" if near else format_address(host, port)
                 problems.append(f"{where}: {error}")
             except RendezvousFailed as error:
                 refusals += 1  # perhaps another machine that has this address: try the next one

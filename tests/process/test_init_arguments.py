@@ -109,6 +109,14 @@ def test_an_address_that_is_taken_or_elsewhere_is_named_with_the_way_out() -> No
         collective.init(0, addresses=["203.0.113.1:29650"], secret="s")
 
 
+def test_an_address_that_nobody_answers_at_is_named_as_it_is_written() -> None:
+    """Also one of IPv6, where a port that follows without brackets would be a part of it."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        mine = taken.getsockname()[1]
+    with pytest.raises(collective.RendezvousFailed, match=r"\[::1\]:1: .*refused"):
+        collective.init(0, addresses=[f"[::1]:{mine}", "[::1]:1"], secret="s", timeout=0.3)
+
+
 def test_several_addresses_can_be_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others are told to dial is each address of the list, not the list as one."""
     monkeypatch.setenv("UNISONO_ADVERTISE", "10.0.0.5, fd00::5")
