@@ -130,7 +130,10 @@ class Watch:
             return
         if link.connection is not None and link.connection.sock.fileno() != descriptor:
             return  # it was closed here, and its number may be another's by now
-        self._poll.unregister(descriptor)
+        try:
+            self._poll.unregister(descriptor)
+        except OSError:
+            pass  # it was closed here at this very moment
         if link.connection is None:
             self._told = self._told or lost(link.peer, self._nodes)
             return

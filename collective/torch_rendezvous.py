@@ -135,6 +135,7 @@ def _by_store(
         "node": os.environ.get("UNISONO_NODE") or socket.gethostname(),
         "machine": _machine(),
         "strategy": strategy or "auto",
+        "world_size": size,
         "secret_given": given is not None,
     }
     if rank == 0 and given is None:
@@ -144,7 +145,15 @@ def _by_store(
         mine["port"] = sockets[0].getsockname()[1]
         mine["addresses"] = _own_addresses()
         store.set(f"unisono/{name}/{rank}", json.dumps(mine))
-        members = [_member(store, name, peer, size, timeout) for peer in range(size)]
+        members: list[dict[str, Any]] = []
+        for peer in range(size):
+            members.append(_member(store, name, peer, size, timeout))
+            if members[peer]["world_size"] != size:  # now: one that waits for more ranks would wait
+                raise RendezvousFailed(
+                    f"rank {peer} was given a world size of {members[peer]['world_size']}, rank "
+                    f"{rank} one of {size}: give all ranks the same",
+                    rank=peer,
+                )
         _agree(members)
     except BaseException:
         for one in sockets:

@@ -7,20 +7,31 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
 from resources import descriptors, threads
 from test_link_handshake import listens
 from thread_ranks import accepted, addresses
+from torch.distributed import TCPStore
 from waiting import eventually
 
 import collective
+from collective import torch_rendezvous
 
 pytestmark = pytest.mark.timeout(60)
 
 #: seconds within which all that are there must know
 SOON = 3.0
+
+
+@pytest.fixture(scope="module")
+def stores() -> list[TCPStore]:
+    """A store as torchrun hosts one, for each of three ranks: a call keeps out all others."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    others = [TCPStore("127.0.0.1", store.port, None, False) for _ in range(2)]
+    return [store, *others]
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +123,21 @@ def test_the_right_list_makes_a_group_after_a_wrong_one() -> None:
             pool.map(lambda rank: collective.init(rank, addresses=where, secret="s"), range(2))
         )
         list(pool.map(lambda group: group.close(), groups))
+
+
+def test_different_world_sizes_are_named_at_a_store(stores: list[TCPStore]) -> None:
+    """Ranks that meet by torch's store and were given different sizes do not wait for more."""
+
+    def fail(rank: int, size: int) -> str:
+        options = SimpleNamespace(group_rank=rank, group_size=size, store=stores[rank])
+        with pytest.raises(collective.RendezvousFailed) as caught:
+            torch_rendezvous._by_store(options, "sizes", 20.0, None)
+        return str(caught.value)
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(fail, range(3), (3, 2, 3)))
+    assert time.monotonic() - start < SOON
+    right = "rank 1 was given a world size of 2, rank {} one of 3: give all ranks the same"
+    assert (texts[0], texts[2]) == (right.format(0), right.format(2))
+    assert "rank 0 was given a world size of 3, rank 1 one of 2" in texts[1]

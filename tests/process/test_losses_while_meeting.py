@@ -100,6 +100,18 @@ def test_who_knows_tells_those_who_have_not_met_the_lost_rank() -> None:
         assert "(reported by rank 0)" in str(second.result())
 
 
+def test_a_rank_that_does_not_answer_keeps_nobody() -> None:
+    """Who is dialling a rank that is stopped, say, hears of the loss of another all the same."""
+    where = addresses(3)
+    host, _, port = where[2].partition(":")
+    with ThreadPoolExecutor(1) as pool, socket.create_server((host, int(port))) as silent:
+        waiting = failing(0, where, pool)
+        with silent.accept()[0]:
+            linked(where[0]).close()
+            error = waiting.result(timeout=SOON)
+            assert isinstance(error, collective.PeerLost) and error.rank == 1, error
+
+
 def test_a_rank_that_gave_up_one_try_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who dials again at once, because the first answer was late, say, is waited for as before."""
     monkeypatch.setattr("collective.attendance._AGAIN", 0.5)
