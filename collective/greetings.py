@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,7 @@ from collective.errors import (
     RendezvousFailed,
 )
 from collective.links import shared_handshake
-from collective.links.doorman import Connection
+from collective.links.doorman import Connection, Doorman
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import HEADER, HEADER_SIZE, FrameKind, masked, parse_head, plain, unmask
 from collective.tensor_format import parse_json
@@ -112,21 +113,64 @@ def say_why(
         inlets: links that are made, by peer.
         connections: by peer; where there is no link, no frame has begun on it.
     """
+    body = _in_words(error, me, nodes)
+    for peer, connection in connections.items():
+        if peer in inlets:
+            try:
+                inlets[peer].say(FrameKind.ABORT, epoch, 0, body)
+            except EndOfLink:
+                continue  # it is gone itself
+        else:
+            _say(connection, epoch, body)
+
+
+def tell_late(
+    error: BaseException,
+    me: int,
+    nodes: Sequence[str],
+    epoch: int,
+    doorman: Doorman,
+    group: str,
+    missing: set[int],
+    seconds: float,
+) -> None:
+    """Tell peers that have not come yet why this rank gave up, as they come.
+
+    Args:
+        missing: who has not come.
+        seconds: how long to stay for them.
+    """
+    body = _in_words(error, me, nodes)
+    all_came = threading.Event()
+
+    def came(peer: int, connection: Connection) -> None:
+        _say(connection, epoch, body)
+        missing.discard(peer)
+        if not missing:
+            all_came.set()
+
+    if missing and seconds > 0:
+        doorman.attend(group, came, lambda: None)
+        all_came.wait(seconds)
+
+
+def _in_words(error: BaseException, me: int, nodes: Sequence[str]) -> bytes:
+    """The body of an ABORT that tells of an error."""
     if not isinstance(error, CollectiveError):
         label = f"rank {me} on node {nodes[me]}"
         text = f"{label} gave up while the ranks met: {diagnosis.in_words(error)}"
         error = OperationAborted(text, rank=me, node=nodes[me])
-    body = json.dumps(diagnosis.to_content(error, me)).encode()
+    return json.dumps(diagnosis.to_content(error, me)).encode()
+
+
+def _say(connection: Connection, epoch: int, body: bytes) -> None:
+    """An ABORT on a connection on which no frame has begun; to nobody if the peer is gone."""
+    whole = masked if connection.dialled else plain
     frame = HEADER.pack(FrameKind.ABORT, 0, 0, epoch, 0, 0, len(body), 0) + body
-    for peer, connection in connections.items():
-        try:
-            if peer in inlets:
-                inlets[peer].say(FrameKind.ABORT, epoch, 0, body)
-            else:
-                whole = masked if connection.dialled else plain
-                connection.sock.send(whole(frame), socket.MSG_DONTWAIT)
-        except OSError:
-            continue  # it is gone itself
+    try:
+        connection.sock.send(whole(frame), socket.MSG_DONTWAIT)
+    except OSError:
+        return
 
 
 def last_words(connection: Connection) -> dict[str, object] | None:

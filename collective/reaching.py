@@ -137,10 +137,13 @@ class Reach:
                 self._have_line(name, target, peer, deadline, label, check)
                 self._say(target, str(error))
         self.lines.call(target, Call(name, channel, me, peer))
+        # while the group of all is made, it is known who was lost before a peer gave its line up
+        watched = name == self._name and channel not in _OPERATIONS
 
         def look() -> None:
             check()
-            if not self.lines.has(target):  # of a rank that ends, this may be the first to go
+            # of a rank that ends, this may be the first to go
+            if not watched and not self.lines.has(target):
                 raise PeerLost(
                     f"lost {label}: the connection on which it was asked to dial ended",
                     rank=peer,

@@ -16,8 +16,8 @@ from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
 from collective.environment import LONGEST_WAIT, seconds
-from collective.errors import ProtocolError, RendezvousFailed
-from collective.greetings import await_greetings, say_why, why
+from collective.errors import CollectiveError, ProtocolError, RendezvousFailed
+from collective.greetings import await_greetings, say_why, tell_late, why
 from collective.links import shared_handshake
 from collective.links.bundle import MOST, BundleInlet, BundleOutlet, channel, setting, wanted
 from collective.links.doorman import Connection, Doorman
@@ -30,6 +30,8 @@ from collective.reaching import SILENCE, Peer, Reach
 from collective.surroundings import Facts, Surroundings
 from collective.tensor_server import TensorServer
 
+#: seconds for which a rank that gave up before all had come stays to tell them why
+_STAY = 1.5
 #: seconds for which a downloader may stand still
 _TENSORS_LOST = 600.0
 
@@ -235,8 +237,8 @@ class World:
                 cause = told_why or RendezvousFailed(text)
             for ear in heard:
                 self._reach.lines.ignore(ear)
+            ways = self._doorman.came(name) | connections
             if everyone:
-                ways = self._doorman.came(name) | connections
                 say_why(cause, me, nodes, self._admission.epoch, inlets, ways)
             links: list[Inlet | Outlet] = [*inlets.values(), *outlets.values()]
             for link in links:
@@ -245,6 +247,11 @@ class World:
                 sock.close()
             for _, memory in shared.values():
                 os.close(memory)
+            if everyone and isinstance(cause, CollectiveError):
+                late = set(others) - set(ways) - {cause.rank}
+                stay = min(self.linger, _STAY, deadline - time.monotonic())
+                epoch = self._admission.epoch
+                tell_late(cause, me, nodes, epoch, self._doorman, name, late, stay)
             self._doorman.turn_away(name)
             if cause is not error:
                 raise cause from error

@@ -35,21 +35,23 @@ def stores() -> list[TCPStore]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Threads and descriptors are what they were before."""
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads and descriptors are what they were before; nobody stays for who will not come."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0")
     before = descriptors(), threads()
     yield
     eventually(lambda: (descriptors(), threads()) == before, what="nothing is left")
 
 
+def fail(rank: int, where: list[str]) -> str:
+    """What a rank raises."""
+    with pytest.raises(collective.RendezvousFailed) as caught:
+        collective.init(rank, addresses=where, secret="s", timeout=20)
+    return str(caught.value)
+
+
 def errors_of(where: list[str], first: list[int], odd: int, other: list[str]) -> list[str]:
     """What ranks raise, some of which have met by `where`, when `odd` comes with `other`."""
-
-    def fail(rank: int, list_: list[str]) -> str:
-        with pytest.raises(collective.RendezvousFailed) as caught:
-            collective.init(rank, addresses=list_, secret="s", timeout=20)
-        return str(caught.value)
-
     with ThreadPoolExecutor(len(first) + 1) as pool:
         waiting = [pool.submit(fail, rank, where) for rank in first]
         for rank in first:
@@ -83,6 +85,22 @@ def test_different_addresses_of_a_rank_are_named_by_all(of: int) -> None:
     for text in errors_of(where, [0, 2], 1, other):
         assert f"rank {of} is at " in text
         assert where[of] in text and other[of] in text
+
+
+def test_who_comes_a_moment_later_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs do not start at one moment: who knows stays a little for one yet to come."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "60")
+    monkeypatch.setattr("collective.world._STAY", 60.0)
+    where = addresses(3)
+    with ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(fail, 0, where), pool.submit(fail, 1, where[:2])]
+        eventually(lambda: "refused rank" in caplog.text, what="ranks 0 and 1 have met")
+        last = pool.submit(fail, 2, where)
+        for each in (*first, last):
+            text = each.result(timeout=SOON)
+            assert "rank 1 lists 2" in text and " lists 3" in text
 
 
 def test_two_programs_with_one_rank_are_told_and_all_others() -> None:

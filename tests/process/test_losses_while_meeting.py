@@ -64,6 +64,12 @@ def test_an_exception_is_told_to_all(cluster: Cluster, link: str, step: str) -> 
         assert outcome.seconds < SOON, (rank, outcome)
 
 
+@pytest.fixture(autouse=True)
+def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of this process do not wait for those that will not come."""
+    monkeypatch.setenv("UNISONO_LINGER_SECONDS", "0")
+
+
 def failing(rank: int, where: list[str], pool: ThreadPoolExecutor) -> Future[BaseException]:
     """The error of a rank that begins to meet now."""
 
