@@ -17,6 +17,7 @@ from collective import diagnosis
 from collective.diagnosis import Heard
 from collective.environment import LONGEST_WAIT
 from collective.errors import CollectiveError, Mismatch, ProtocolError, Refused
+from collective.lanes import InLane
 from collective.links.link import EndOfLink, Inlet, Outlet
 from collective.links.wire import FrameKind, Header
 from collective.messaging import Messaging
@@ -297,9 +298,7 @@ class Communicator:
         if sequence == active.sequence and theirs.encode() != active.descriptor.data:
             raise diagnosis.mismatch(self, active, peer, sequence, theirs.encode())
 
-    def strange_frame(
-        self, operation: CollectiveOperation, peer: int, link: Inlet, header: Header
-    ) -> bool:
+    def strange_frame(self, operation: CollectiveOperation, lane: InLane, header: Header) -> bool:
         """A frame is not the active operation's: drop what belongs to a refused one.
 
         A frame of a later operation stays where it is: its sender may have heard that the active
@@ -311,6 +310,7 @@ class Communicator:
         Raises:
             Mismatch: the peer runs another operation.
         """
+        peer, link = lane.peer, lane.link
         heard = self._heard[peer]
         heard.sequence = max(heard.sequence, header.sequence)
         if header.sequence < operation.sequence:
@@ -319,7 +319,9 @@ class Communicator:
         if header.sequence > operation.sequence:
             self._ahead = (operation.sequence, peer, header.sequence, descriptor)
             return False
-        raise diagnosis.mismatch(self, operation, peer, header.sequence, descriptor)
+        raise diagnosis.mismatch(
+            self, operation, peer, header.sequence, descriptor, lane.descriptor
+        )
 
     # -- the end ------------------------------------------------------------------------------
 

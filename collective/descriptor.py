@@ -14,11 +14,16 @@ Shape = tuple[int | tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """An operation's description, its bytes and their CRC-32."""
+    """An operation's description, its bytes and their CRC-32.
+
+    Attributes:
+        open: it says nothing of sizes, so each pair compares those of what it exchanges.
+    """
 
     operation: str
     data: bytes
     checksum: int
+    open: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +65,14 @@ def describe(
     if site:
         body["site"] = site
     data = json.dumps(body, separators=(",", ":")).encode()
-    return Descriptor(operation, data, zlib.crc32(data))
+    return Descriptor(operation, data, zlib.crc32(data), bool(dtype) and shape is None)
+
+
+@lru_cache(maxsize=4096)
+def on_link(descriptor: Descriptor, elements: int) -> Descriptor:
+    """The descriptor by which a pair also compares how many elements go from one to the other."""
+    data = descriptor.data[:-1] + b',"elements":%d}' % elements
+    return Descriptor(descriptor.operation, data, zlib.crc32(data))
 
 
 def readable(data: bytes) -> str:
@@ -77,6 +89,8 @@ def readable(data: bytes) -> str:
             tensor.append(f"in parts of {shape[0]}" if uneven else str(shape))
         if tensor:
             parts.append(" ".join(tensor))
+        if "elements" in body:
+            parts.append(f"{body['elements']} elements between the two")
         if "root" in body:
             parts.append(f"root {body['root']}")
         if "strategy" in body:

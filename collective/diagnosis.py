@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collective import errors
-from collective.descriptor import readable
+from collective.descriptor import Descriptor, readable
 from collective.errors import (
     CollectiveError,
     DeadlineExceeded,
@@ -138,15 +138,24 @@ def ended(here: Communicator, reason: BaseException) -> OperationAborted:
 
 
 def mismatch(
-    here: Communicator, operation: Operation, peer: int, sequence: int, theirs: bytes
+    here: Communicator,
+    operation: Operation,
+    peer: int,
+    sequence: int,
+    theirs: bytes,
+    ours: Descriptor | None = None,
 ) -> Mismatch:
-    """`peer` runs something else under its number `sequence`; `theirs` is its descriptor."""
+    """`peer` runs something else under its number `sequence`; `theirs` is its descriptor.
+
+    `ours` is that of the operation, or what is compared on the link to this peer.
+    """
     at = f"operation {operation.sequence} of group {here.name}"
     if sequence != operation.sequence:
         at += f" (operation {sequence} on rank {peer})"
+    called = readable((ours or operation.descriptor).data)
     return Mismatch(
         f"ranks disagree on {at}: {here.label(here.rank)} called "
-        f"{readable(operation.descriptor.data)}, {here.label(peer)} called {readable(theirs)}; "
+        f"{called}, {here.label(peer)} called {readable(theirs)}; "
         f"{POISONED}",
         rank=peer,
         node=here.nodes[peer],

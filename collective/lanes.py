@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from collective.descriptor import Descriptor
 from collective.links.link import Inlet, Outlet
 from collective.program import Part
 from collective.reduction import Array
@@ -13,11 +14,13 @@ class OutLane:
     """What this rank sends to one peer, in order."""
 
     __slots__ = (
-        "flying", "lent", "link", "number", "offset", "parts", "peer", "place", "segment"
+        "descriptor", "flying", "lent", "link", "number", "offset", "parts", "peer", "place",
+        "segment",
     )  # fmt: skip
 
-    def __init__(self, peer: int, link: Outlet, parts: list[Part]) -> None:
+    def __init__(self, peer: int, link: Outlet, parts: list[Part], descriptor: Descriptor) -> None:
         self.peer = peer
+        self.descriptor = descriptor
         self.link = link
         self.parts = parts
         self.place = 0
@@ -38,11 +41,12 @@ class OutLane:
 class InLane:
     """What this rank receives from one peer, in order."""
 
-    __slots__ = ("direct", "heard", "link", "offset", "parts", "peer", "place", "read", "room",
-                 "segment", "view")  # fmt: skip
+    __slots__ = ("descriptor", "direct", "heard", "link", "offset", "parts", "peer", "place",
+                 "read", "room", "segment", "view")  # fmt: skip
 
-    def __init__(self, peer: int, link: Inlet, parts: list[Part]) -> None:
+    def __init__(self, peer: int, link: Inlet, parts: list[Part], descriptor: Descriptor) -> None:
         self.peer = peer
+        self.descriptor = descriptor
         self.link = link
         self.parts = parts
         self.place = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collective import diagnosis
-from collective.descriptor import Descriptor
+from collective.descriptor import Descriptor, on_link
 from collective.errors import ProtocolError
 from collective.lanes import HomeLane, InLane, OutLane
 from collective.links import arena
@@ -60,14 +60,14 @@ class CollectiveOperation(Operation):
         self._landed = [0] * len(program.receives)
         sends, receives = program.sends, program.receives
         self._out = [
-            OutLane(peer, communicator.outlets[peer], [sends[index] for index in order])
+            OutLane(peer, communicator.outlets[peer], parts, self._on_link(parts))
             for peer, order in program.outgoing.items()
-            if peer != communicator.rank
+            if peer != communicator.rank and (parts := [sends[index] for index in order])
         ]
         self._in = [
-            InLane(peer, communicator.inlets[peer], [receives[index] for index in order])
+            InLane(peer, communicator.inlets[peer], parts, self._on_link(parts))
             for peer, order in program.incoming.items()
-            if peer != communicator.rank
+            if peer != communicator.rank and (parts := [receives[index] for index in order])
         ]
         self._bundled = [lane for lane in self._out if lane.link.others]
         self._open = len(self._out) + len(self._in)
@@ -79,6 +79,13 @@ class CollectiveOperation(Operation):
                 [sends[index] for index in program.outgoing[communicator.rank]],
                 [receives[index] for index in program.incoming[communicator.rank]],
             )
+
+    def _on_link(self, parts: list[Part]) -> Descriptor:
+        """What this rank and the one that these parts come from or go to must agree on."""
+        if not self.descriptor.open:
+            return self.descriptor
+        elements = sum(stop - start for part in parts for start, stop in part.segments)
+        return on_link(self.descriptor, elements)
 
     @property
     def complete(self) -> bool:
@@ -163,8 +170,8 @@ class CollectiveOperation(Operation):
                     self.sequence,
                     lane.offset,
                     size,
-                    self.descriptor.checksum,
-                    self.descriptor.data if first else b"",
+                    lane.descriptor.checksum,
+                    lane.descriptor.data if first else b"",
                 )
                 lane.offset += size
                 self.sent += size + len(head)
@@ -276,8 +283,8 @@ class CollectiveOperation(Operation):
                 header = link.header()
                 if header is None:
                     return moved
-                if header.sequence != self.sequence or header.checksum != self.descriptor.checksum:
-                    if self.communicator.strange_frame(self, lane.peer, link, header):
+                if header.sequence != self.sequence or header.checksum != lane.descriptor.checksum:
+                    if self.communicator.strange_frame(self, lane, header):
                         moved = True
                         continue
                     return moved

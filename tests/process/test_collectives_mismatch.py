@@ -13,6 +13,7 @@ from thread_ranks import ThreadRanks
 from collective.diagnosis import POISONED
 from collective.errors import CollectiveError, DeadlineExceeded, Mismatch, PeerLost
 from collective.group import Group
+from collective.program import SEGMENT
 from collective.strategies import parse
 
 STRATEGIES = ["ring", "tree:2", "centralized", "auto"]
@@ -102,6 +103,30 @@ def gathered_whole(group: Group) -> None:
     group.all_gather([torch.zeros(shape) for _ in range(group.size)], torch.ones(shape))
 
 
+def too_much(name: str) -> Callable[[Group], Any]:
+    """Rank 1 has a whole segment more for rank 0 than that expects; a barrier comes behind."""
+    fits = SEGMENT // 4
+
+    def work(group: Group) -> None:
+        own = [torch.ones(1) for _ in range(group.size)]
+        if name == "gather":
+            outputs = [torch.zeros(fits if rank == 1 else 1) for rank in range(group.size)]
+            group.gather(
+                torch.ones(2 * fits if group.rank == 1 else 1),
+                outputs if group.rank == 0 else None, 0, uneven=True,
+            )  # fmt: skip
+        else:
+            outputs = [torch.zeros(1) for _ in range(group.size)]
+            if group.rank == 0:
+                outputs[1] = torch.zeros(fits)
+            elif group.rank == 1:
+                own[0] = torch.ones(2 * fits)
+            group.all_to_all(outputs, own)
+        group.barrier()
+
+    return work
+
+
 def in_a_row(*calls: Callable[[Group], Any]) -> Callable[[Group], Any]:
     def work(group: Group) -> None:
         for call in calls:
@@ -135,6 +160,10 @@ CASES: dict[str, tuple[Callable[[int], Callable[[Group], Any]], list[str]]] = {
     "sizes of parts and a shape of the same numbers": (
         lambda r: gathered_whole if r else gathered([2, 3]),
         ["float32 in parts of [2, 3", "float32 [2, 3"],
+    ),
+    "a part of a gather": (lambda r: too_much("gather"), [" 131072 elements", " 262144 elements"]),
+    "a part of an all-to-all": (
+        lambda r: too_much("all_to_all"), [" 131072 elements", " 262144 elements"]
     ),
     "reduction": (lambda r: reduced(torch.ones(3), "max" if r else "sum"), ["sum", "max"]),
     "factor": (
