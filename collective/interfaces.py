@@ -9,7 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
-from collective.addresses import AddressError
+from collective.addresses import AddressError, parse_address
 
 __all__ = ["addresses_of", "advertised"]
 
@@ -40,14 +40,21 @@ def advertised() -> list[str]:
     """The addresses that ``UNISONO_ADVERTISE`` says, the best first; none where it is not set.
 
     Raises:
-        AddressError: an interface that it names has no address.
+        AddressError: an interface that it names has no address, or a part is no host alone.
     """
     given = os.environ.get("UNISONO_ADVERTISE", "")
     parts = [part.strip() for part in given.split(",") if part.strip()]
     try:
-        return [address for part in parts for address in addresses_of(part)]
+        return [_host(address) for part in parts for address in addresses_of(part)]
     except AddressError as error:
         raise AddressError(f"UNISONO_ADVERTISE is {given!r}: {error}") from None
+
+
+def _host(text: str) -> str:
+    host, port = parse_address(text)
+    if port is not None:
+        raise AddressError(f"leave the port out of {text!r}: each rank takes a free one")
+    return host
 
 
 def _ipv4(name: str) -> list[str]:

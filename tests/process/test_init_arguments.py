@@ -123,6 +123,10 @@ def test_several_addresses_can_be_advertised(monkeypatch: pytest.MonkeyPatch) ->
     assert own_addresses("http://127.0.0.1:8700") == ["10.0.0.5", "fd00::5"]
     monkeypatch.setenv("UNISONO_ADVERTISE", "w1, lo")
     assert own_addresses("http://127.0.0.1:8700")[:2] == ["w1", "127.0.0.1"]
+    for part, words in (("10.0.0.5:9000", "leave the port out"), ("a b", "is not an address")):
+        monkeypatch.setenv("UNISONO_ADVERTISE", f"w1,{part}")
+        with pytest.raises(ValueError, match=f"UNISONO_ADVERTISE is 'w1,{part}': .*{words}"):
+            own_addresses("http://127.0.0.1:8700")
 
 
 def test_a_closed_group_makes_no_subgroup() -> None:
