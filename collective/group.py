@@ -8,6 +8,7 @@ order.  Calls are synchronous by default; with ``async_op=True``, and on the pee
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -52,6 +53,7 @@ from collective.work import Work
 if TYPE_CHECKING:
     from collective.libraries import Libraries
 
+_log = logging.getLogger("unisono.collective")
 #: called with each finished `Work` of every group; see `collective.timing`
 observers: list[Callable[[Work], object]] = []
 
@@ -180,6 +182,18 @@ class Group(Calls, TensorService):
                 self._attend_links()
             return self._communicator
 
+    def _link_beside(self) -> None:
+        """Another member links the group: so does this rank, whatever its program does now."""
+        thread = threading.Thread(target=self._link, name="unisono-linking", daemon=True)
+        thread.start()
+
+    def _link(self) -> None:
+        try:
+            self._connected()
+        except CollectiveError as error:
+            # the program's own first use tries again
+            _log.info("group %s could not be linked when another rank did: %s", self.name, error)
+
     @property
     def chooser(self) -> Chooser:
         """What chooses strategies for `auto`, once the links of the group of all are made."""
@@ -251,7 +265,9 @@ class Group(Calls, TensorService):
         self._closed = True
         self._bells.ring()
         _open_groups.discard(self)
-        communicator = self._communicator
+        self._wiring.give_up(self.name, GroupClosed(f"group {self.name} is closed"))
+        with self._connecting:
+            communicator = self._communicator
         linger = self._wiring.linger
         if communicator is None:
             self._wiring.forget(self.name)  # which may expose tensors without links
@@ -296,7 +312,8 @@ class Group(Calls, TensorService):
     ) -> Group:  # fmt: skip
         """A group of some ranks of this one; called by its members only, linked at its first use.
 
-        The first call, also an asynchronous one, waits until every member has made one.
+        The first call, also an asynchronous one, waits until every member has made the group; they
+        are linked then, whatever else they do.
 
         Args:
             ranks: members as ranks of this group, in the order of their new ranks.
@@ -337,6 +354,7 @@ class Group(Calls, TensorService):
         )
         child._parent = self
         self._children.append(child)
+        self._wiring.expect(text, child._link_beside)
         return child
 
     # -- issuing ------------------------------------------------------------------------------

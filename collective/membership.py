@@ -22,7 +22,10 @@ def listed(members: Sequence[tuple[str, int]]) -> str:
 
 
 def difference(rank: int, ours: str, other: int, theirs: str) -> str | None:
-    """In what the lists of two ranks differ, and what to do; None where they do not.
+    """In what the lists of two ranks contradict each other, and what to do; None where they do not.
+
+    One rank may have an address of its own for each of the others, as behind a NAT, so what counts
+    is how many there are, whose each is, and which of them have one host.
 
     Args:
         rank, other: the ranks, as each says of itself.
@@ -32,12 +35,29 @@ def difference(rank: int, ours: str, other: int, theirs: str) -> str | None:
         return None
     here, _, mine = ours.partition(" ")
     there, _, its = theirs.partition(" ")
-    text = f"rank {other} and rank {rank} list different addresses"
     if here != there:
         text = f"rank {other} lists {there} addresses, rank {rank} lists {here}"
-    elif "," in mine and "," in its:
-        for place, (one, two) in enumerate(zip(its.split(","), mine.split(","), strict=False)):
-            if one != two:
-                text = f"to rank {other}, rank {place} is at {one}, to rank {rank} at {two}"
-                break
-    return f"{text}: give all ranks the same list of addresses, in the same order"
+        return f"{text}: give all ranks the same list of addresses, in the same order"
+    if "," in mine and "," in its:
+        return _order(rank, mine.split(","), other, its.split(","))
+    return None
+
+
+def _order(rank: int, mine: list[str], other: int, its: list[str]) -> str | None:
+    places = {address: place for place, address in enumerate(its)}
+    hosts = [[address.rpartition(":")[0] for address in each] for each in (mine, its)]
+    for place, address in enumerate(mine):
+        if places.get(address, place) != place:
+            return (
+                f"to rank {other}, {address} is rank {places[address]}, to rank {rank} it is rank "
+                f"{place}: give all ranks the addresses in the same order"
+            )
+        here, there = ({i for i, host in enumerate(each) if host == each[place]} for each in hosts)
+        if here != there:
+            apart = min(here ^ there)
+            one, two = (rank, other) if apart in here else (other, rank)
+            return (
+                f"to rank {one}, ranks {place} and {apart} have one host, to rank {two} they have "
+                "not: spell a host alike for all ranks that are on it"
+            )
+    return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
+from collective.errors import CollectiveError
 from collective.links.endpoint import MemoryEndpoint, memory_pair
 from collective.links.link import Inlet, Outlet
 from collective.surroundings import Facts, Surroundings
@@ -105,6 +106,12 @@ class MemoryWorld:
         outlets = {peer: Outlet(end(name, channel, me, peer, me)) for peer in others}
         inlets = {peer: Inlet(end(name, channel, peer, me, me)) for peer in others}
         return outlets, inlets
+
+    def expect(self, name: str, linking: Callable[[], None]) -> None:
+        """Nothing to do: memory links wait for nobody."""
+
+    def give_up(self, name: str, error: CollectiveError) -> None:
+        """Nothing to do, for the same reason."""
 
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         """Nothing to do: memory links for messages are made with the group."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from collective.communicator import Communicator
 from collective.device_exchange import Lobby
 from collective.engine import Engine
+from collective.errors import CollectiveError
 from collective.links.link import Inlet, Outlet
 from collective.surroundings import Surroundings
 from collective.tensor_server import TensorServer
@@ -52,6 +53,12 @@ class Wiring(Protocol):
             stall: seconds without progress after which ranks compare what they do.
             known: links to some of the members, whose end means that they will not come.
         """
+
+    def expect(self, name: str, linking: Callable[[], None]) -> None:
+        """Call `linking`, which must not block, when a member of an unlinked group links it."""
+
+    def give_up(self, name: str, error: CollectiveError) -> None:
+        """Have `connect` raise `error`, if it is making the links of this group."""
 
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         """Make the link on which `peer` sends this rank point-to-point messages."""

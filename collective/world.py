@@ -317,6 +317,12 @@ class World:
             if endpoints:
                 outlets[peer] = BundleOutlet(outlet, endpoints)
 
+    def expect(self, name: str, linking: Callable[[], None]) -> None:
+        self._doorman.expect(name, linking)
+
+    def give_up(self, name: str, error: CollectiveError) -> None:
+        self._doorman.give_up(name, error)
+
     def dial_messages(self, communicator: Communicator, peer: int, timeout: float) -> None:
         name = communicator.name
         with self._dialling:

@@ -48,6 +48,8 @@ class Doorman:
         self._gone: dict[str, CollectiveError] = {}
         #: by group whose links are being made: who is told of connections, and of the end
         self._attending: dict[str, tuple[Taker, Callable[[], None]]] = {}
+        #: by group that is not linked yet: who is told that a member links it
+        self._expecting: dict[str, Callable[[], None]] = {}
         #: by group, channel and whether the dialler sends: who takes connections at once
         self._takers: dict[tuple[str, str, bool], Taker] = {}
 
@@ -75,8 +77,10 @@ class Doorman:
             while len(waiting) >= (_EARLY if key[1] == "tensor" else 1):
                 waiting.pop(0).sock.close()
             waiting.append(connection)
-            if key[1] == "collective" and key[0] in self._attending:
-                self._attending[key[0]][0](key[3], connection)
+            if key[1] == "collective":
+                if key[0] in self._attending:
+                    self._attending[key[0]][0](key[3], connection)
+                self._expecting.pop(key[0], lambda: None)()
             self._condition.notify_all()
 
     def claim(
@@ -145,6 +149,14 @@ class Doorman:
         with self._condition:
             self._condition.notify_all()
 
+    def expect(self, group: str, linking: Callable[[], None]) -> None:
+        """Call `linking` when a member of `group` wants its links, unless `attend` is first."""
+        with self._condition:
+            if any(key[:2] == (group, "collective") for key in self._waiting):
+                linking()
+            else:
+                self._expecting[group] = linking
+
     def attend(self, group: str, came: Taker, ended: Callable[[], None]) -> None:
         """The links of `group` are being made, until `settled` or `turn_away`.
 
@@ -153,6 +165,7 @@ class Doorman:
             ended: is called when `give_up` was.
         """
         with self._condition:
+            self._expecting.pop(group, None)
             self._attending[group] = came, ended
             for key, waiting in self._waiting.items():
                 if key[:2] == (group, "collective"):
@@ -196,13 +209,14 @@ class Doorman:
         with self._condition:
             self._takers[group, channel, sends] = taker
             mine = [key for key in self._waiting if key[:3] == (group, channel, sends)]
-            ready = [(key[3], one) for key in mine for one in self._waiting.pop(key)]
-        for rank, connection in ready:
-            taker(rank, connection)
+            for key in mine:
+                for connection in self._waiting.pop(key):
+                    taker(key[3], connection)
 
     def forget(self, group: str) -> None:
         """The group is closed: nobody takes its connections any more."""
         with self._condition:
+            self._expecting.pop(group, None)
             for taken in [taken for taken in self._takers if taken[0] == group]:
                 del self._takers[taken]
             self.turn_away(group)
