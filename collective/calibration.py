@@ -91,7 +91,7 @@ def own_facts(
             samples = {peer: known[pair] for peer, pair in ends.items() if pair in known}
         except (OSError, ValueError) as error:
             _log.warning("measured figures cannot be used: %s", error)
-    return Facts(cores(), core_set(), calibrates, measured, samples)
+    return Facts(cores(), core_set(), calibrates, measured, samples, kind)
 
 
 def calibrate(

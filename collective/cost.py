@@ -36,10 +36,14 @@ def lie_together(kind: Kind, ranks: int, nbytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Link:
-    """`latency` in seconds, `bandwidth` in bytes per second in each direction."""
+    """`latency` in seconds, `bandwidth` in bytes per second in each direction.
+
+    `held` are the segments that it takes while its receiver has no place for them.
+    """
 
     latency: float
     bandwidth: float
+    held: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency < float("inf") or not self.bandwidth > 0:

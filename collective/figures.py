@@ -25,6 +25,8 @@ from collective.cost import Link, Machine
 
 #: kinds of links that can be measured
 KINDS = ("websocket", "shm")
+#: segments that wait in a link through memory: all its slots, and as many that go on meanwhile
+HELD = 8
 #: begins the keys of links between machines
 _BETWEEN = "between"
 
@@ -86,7 +88,7 @@ class Figures:
     @property
     def link(self) -> Link:
         """Of the cost model."""
-        return Link(self.latency, self.bandwidth)
+        return Link(self.latency, self.bandwidth, HELD if self.kind == "shm" else 0)
 
     @property
     def machine(self) -> Machine:

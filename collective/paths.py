@@ -29,7 +29,7 @@ class Cost:
 class Message:
     """A message of `nbytes`, in `slots` places that do not lie together, on one link."""
 
-    __slots__ = ("again", "count", "hop", "receive", "send", "wire")
+    __slots__ = ("again", "count", "held", "hop", "receive", "send", "wire")
 
     def __init__(self, link: Link, machine: Machine, nbytes: float, slots: float = 1) -> None:
         #: segments
@@ -41,6 +41,8 @@ class Message:
         self.wire = link.seconds(segment)
         #: of its receiver's core, to put it into its place out of a place beside it
         self.again = segment * machine.per_byte
+        #: segments that need no such place, since they wait on the link
+        self.held = link.held
         #: from the send of one segment to its landing
         self.hop = self.send + link.latency + self.wire + self.receive
 
@@ -65,9 +67,11 @@ class Message:
     def swap(self) -> float:
         """Two ranks sum each other's whole tensors, each in its own place.
 
-        What comes waits beside it until the own segment has left, but where that is the only one.
+        What comes waits beside it until the own segment has left, but where that is the only one,
+        or the link holds it so long.
         """
-        return self.crowd(1) + (self.count > 1) * self.count * self.again
+        beside = max(0, self.count - self.held) if self.count > 1 else 0
+        return self.crowd(1) + beside * self.again
 
     def work(self, messages: float) -> float:
         """Of both ends, for so many messages."""

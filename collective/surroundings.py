@@ -34,6 +34,7 @@ class Facts:
         figures: of links within its node, if it has measured them (`collective.figures`).
         samples: of links to the leaders of other nodes, by rank, as it has measured them before;
             by its own rank of shared memory.
+        kind: of the links within its node.
     """
 
     cores: int
@@ -41,6 +42,7 @@ class Facts:
     calibrates: bool = False
     figures: Figures | None = None
     samples: Mapping[int, Sample] = field(default_factory=dict)
+    kind: str = "websocket"
 
     def encode(self) -> bytes:
         """As the body of a greeting."""
@@ -51,6 +53,7 @@ class Facts:
                 "calibrates": self.calibrates,
                 "figures": None if self.figures is None else asdict(self.figures),
                 "samples": encoded(self.samples),
+                "kind": self.kind,
             }
         ).encode()
 
@@ -72,6 +75,7 @@ class Facts:
                 bool(found["calibrates"]),
                 None if measured is None else Figures(**measured),
                 decoded(found["samples"]),
+                str(found["kind"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ProtocolError(
@@ -155,6 +159,8 @@ class Surroundings:
             local = Link(
                 max(one.latency for one in measured), min(one.bandwidth for one in measured)
             )
+        held = figures.HELD if all(one.kind == "shm" for one in facts) else 0
+        local = replace(local, held=held)
         found = [one for pair, one in self.samples.items() if names.issuperset(pair)]
         return Topology(nodes, local, figures.typical(found) or figures.BETWEEN, machine)
 

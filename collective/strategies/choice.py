@@ -4,7 +4,7 @@ Where a machine has fewer cores than ranks, the strategy with the least work in 
 few messages for small tensors, whoever has to wait for them.  How the ranks take turns on a core
 counts more there than what the cost model knows, so this table stands in for it.  It was measured
 on two cores, with 2, 4 and 8 ranks, on shared memory and WebSocket (`unisono bench collectives
---strategy all`); where the two differ it follows shared memory, by which ranks of a node exchange.
+--strategy all`); where the two differ little it follows shared memory.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Rule:
         nbytes: below so many bytes.
         share: below so many bytes of the tensor per rank.
         power: only for a number of ranks that is a power of two.
+        memory: only through shared memory.
     """
 
     kind: Kind
@@ -32,14 +33,16 @@ class Rule:
     nbytes: int | None = None
     share: int | None = None
     power: bool = False
+    memory: bool = False
 
-    def fits(self, kind: Kind, ranks: int, nbytes: int) -> bool:
+    def fits(self, kind: Kind, ranks: int, nbytes: int, memory: bool) -> bool:
         return (
             kind is self.kind
             and (self.ranks is None or ranks <= self.ranks)
             and (self.nbytes is None or nbytes < self.nbytes)
             and (self.share is None or nbytes < self.share * ranks)
             and (not self.power or ranks & (ranks - 1) == 0)
+            and (not self.memory or memory)
         )
 
 
@@ -67,6 +70,7 @@ TABLE = (
     Rule(Kind.ALL_REDUCE, _BRUCK, share=_MIB),
     Rule(Kind.ALL_REDUCE, _RING),
     Rule(Kind.BROADCAST, _STAR, ranks=8, nbytes=2 * _MIB),
+    Rule(Kind.BROADCAST, _TREE, ranks=8, memory=True),
     Rule(Kind.BROADCAST, _SHARES, ranks=8),
     Rule(Kind.BROADCAST, _TREES),
     # who passes sums on needs memory for them
@@ -91,6 +95,9 @@ TABLE = (
 ORIGINALS = ("direct", "scatter_allgather")
 
 
-def measured_choice(kind: Kind, ranks: int, nbytes: int) -> Flat:
-    """The strategy for an operation of `nbytes` (the whole tensor) on ranks that share cores."""
-    return next(rule.strategy for rule in TABLE if rule.fits(kind, ranks, nbytes))
+def measured_choice(kind: Kind, ranks: int, nbytes: int, *, memory: bool) -> Flat:
+    """The strategy for an operation of `nbytes` (the whole tensor) on ranks that share cores.
+
+    `memory` says that their links go through it.
+    """
+    return next(rule.strategy for rule in TABLE if rule.fits(kind, ranks, nbytes, memory))

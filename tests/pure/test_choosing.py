@@ -81,6 +81,15 @@ def test_nodes_on_one_machine_share_its_cores() -> None:
     assert str(large) in ("ring", "halving_doubling", "bruck", "scatter_allgather")
 
 
+def test_two_ranks_swap_as_much_as_their_link_holds() -> None:
+    """Through memory, what comes waits on the link until its place is free, and is copied once."""
+    machine = Machine(2, 10e-6, 2.3e-11, 2e-11, 55e-6)
+    for held, small in ((8, "direct"), (0, "ring")):
+        chooser = Chooser(uniform(1, 2, Link(16e-6, 34e9, held), LOCAL, machine))
+        assert str(chooser.choose(Kind.ALL_REDUCE, 2 * MIB)) == small
+        assert str(chooser.choose(Kind.ALL_REDUCE, 25 * MIB)) == "ring"
+
+
 @pytest.mark.parametrize("topology", [cluster(4), cluster(2, 2), one_node(4, 8)])
 def test_sixteen_bit_floats_travel_as_they_are(topology: Topology) -> None:
     """Where partial sums would travel in float32, only strategies without them are chosen."""
@@ -106,7 +115,8 @@ def test_the_measured_table_chooses_what_exists(kind: Kind) -> None:
     """It has a strategy of the operation for any number of ranks and any size."""
     for ranks in range(1, 17):
         for nbytes in (0, *(1 << bits for bits in range(3, 33))):
-            build(measured_choice(kind, ranks, nbytes), kind, ranks)
+            for memory in (False, True):
+                build(measured_choice(kind, ranks, nbytes, memory=memory), kind, ranks)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if len(available(kind)) > 1])

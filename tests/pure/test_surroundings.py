@@ -36,7 +36,7 @@ def test_of_many_nodes_a_sample_measures() -> None:
 
 def test_what_a_rank_says_is_read_back() -> None:
     """Facts arrive as they were sent, figures to the last bit; silence means nothing special."""
-    facts = Facts(8, "x", True, FIGURES, {4: Sample(1 / 3e4, 1e9 / 7)})
+    facts = Facts(8, "x", True, FIGURES, {4: Sample(1 / 3e4, 1e9 / 7)}, "shm")
     assert Facts.decode(facts.encode(), "rank 1") == facts
     assert Facts.decode(b"", "rank 1").cores == 1
 
