@@ -30,7 +30,8 @@ _AHEAD = 128 << 10
 #: where the shortest round-trip time, in microseconds, stands in Linux' struct tcp_info; the
 #: smoothed one holds acknowledgements that were late because the peer was busy
 _RTT = 148
-_RECEIVE_BUFFER = Path("/proc/sys/net/ipv4/tcp_rmem")
+#: the least, usual and most bytes of a buffer at each end; both ends are taken to be alike
+_BUFFERS = Path("/proc/sys/net/ipv4/tcp_rmem"), Path("/proc/sys/net/ipv4/tcp_wmem")
 
 
 def setting() -> int | None:
@@ -61,7 +62,7 @@ def wanted(sock: socket.socket, links: int) -> int:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
     microseconds: int = struct.unpack_from("=I", info, _RTT)[0]
     # the kernel's own records take the other half of a buffer
-    carried = int(_RECEIVE_BUFFER.read_text().split()[2]) / 2
+    carried = min(int(path.read_text().split()[2]) for path in _BUFFERS) / 2
     filled = ceil(_FAST * microseconds / 1e6 / carried)
     return max(1, min(filled, _MANY, _TOGETHER // links))
 

@@ -155,14 +155,16 @@ class Measured:
 
 @pytest.mark.parametrize(
     ("seconds", "links", "number"),
-    [(50e-6, 1, 1), (2e-3, 1, 1), (10e-3, 1, 4), (50e-3, 1, 16), (0.3, 1, 16), (0.3, 63, 4)],
+    [(50e-6, 1, 1), (1.6e-3, 1, 1), (10e-3, 1, 6), (50e-3, 1, 16), (0.3, 1, 16), (0.3, 63, 4)],
 )
 def test_the_way_and_the_links_of_a_rank_say_how_many_connections(
     seconds: float, links: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1.25e9 bytes a second times the round trip, at 3 MiB per connection: 10 ms are 12.5e6."""
-    (tmp_path / "tcp_rmem").write_text("4096\t131072\t6291456\n")
-    monkeypatch.setattr(bundle, "_RECEIVE_BUFFER", tmp_path / "tcp_rmem")
+    """1.25e9 bytes a second times the round trip, at 2 MiB per connection: 10 ms are 12.5e6."""
+    buffers = tmp_path / "tcp_rmem", tmp_path / "tcp_wmem"
+    buffers[0].write_text("4096\t131072\t6291456\n")
+    buffers[1].write_text("4096\t16384\t4194304\n")
+    monkeypatch.setattr(bundle, "_BUFFERS", buffers)
     monkeypatch.delenv("UNISONO_CONNECTIONS", raising=False)
     sock: Any = Measured(seconds)
     assert wanted(sock, links) == number
