@@ -423,6 +423,8 @@ def test_a_bundle_is_stored_by_its_digest(api: Api, make_agent: MakeAgent) -> No
         (archive(member("a/b", tarfile.SYMTYPE, "../../c")), "link 'a/b'"),
         (archive(member("a", tarfile.FIFOTYPE)), "neither a file"),
     ],
+    # archives hold the time: where two processes collect, the names would differ
+    ids=["text", "other", "cut", "empty", "above", "absolute", "link", "pipe"],
 )
 def test_a_bundle_that_must_not_be_unpacked_is_refused(api: Api, body: bytes, words: str) -> None:
     """Archives that are damaged or reach outside their folder are not kept."""

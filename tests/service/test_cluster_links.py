@@ -134,8 +134,11 @@ def test_a_rank_that_goes_away_is_named_as_the_cause(cluster: Cluster) -> None:
     os.kill(cluster.api.ranks(killed["id"])[1]["pid"], signal.SIGKILL)
     found = cluster.api.until(killed["id"], *OVER, timeout=10.0)
     assert (found["state"], found["cause"]["rank"], found["cause"]["signal"]) == ("failed", 1, 9)
-    assert [entry["kind"] for entry in found["consequences"]] == ["PeerLost"]
-    assert "rank 1 on node w2" in found["consequences"][0]["message"]
+    (consequence,) = found["consequences"]
+    # rank 0 is ended as soon as the cause is known, which may be before it can say what it saw
+    assert consequence["kind"] == "Ended" or (
+        consequence["kind"] == "PeerLost" and "rank 1 on node w2" in consequence["message"]
+    )
     found = cluster.api.until(left["id"], *OVER, timeout=60.0)
     assert (found["state"], found["cause"]["rank"]) == ("failed", 1)
     assert cluster.processes(left) == [] == cluster.processes(killed)
