@@ -20,6 +20,13 @@ for step in range(21, 41):
 print("goes on", flush=True)
 """
 
+#: reports the loss of more steps than one answer of the API holds
+_LONG = """
+import json
+for step in range(1, 4001):
+    print('::unisono ' + json.dumps({"step": step, "loss": 1 / step}))
+"""
+
 #: rank 1 raises once the file is there, the others wait to be ended
 _FAILS = """
 import os, sys, time
@@ -59,3 +66,8 @@ def fails(gate: Path) -> list[str]:
 def cleans(gate: Path) -> list[str]:
     """A command that takes until `gate` is there to end after SIGTERM."""
     return [sys.executable, "-S", "-c", _CLEANS, str(gate)]
+
+
+def long_loss() -> list[str]:
+    """A command that reports the loss of 4,000 steps."""
+    return [sys.executable, "-S", "-c", _LONG]

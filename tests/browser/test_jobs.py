@@ -11,7 +11,7 @@ from cluster import Agent
 from conftest import Gate, Tabs
 from control_plane import Api
 from playwright.sync_api import Page, expect
-from programs import cleans, fails, steps
+from programs import cleans, fails, long_loss, steps
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_ddp.py"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -219,3 +219,21 @@ def test_node_pages(tabs: Tabs, nodes: list[Agent]) -> None:
     expect(page.locator(".state.big")).to_have_text("draining")
     page.click("text=Take jobs again")
     expect(page.locator(".state.big")).to_have_text("online")
+
+
+def test_the_loss_of_a_longer_run_has_no_hole(tabs: Tabs, api: Api) -> None:
+    """A page that is opened later draws what lies before its snapshot, too, and all of it."""
+    job = api.start(script=None, command=long_loss())
+    api.until(job["id"], "completed")
+    page, _ = tabs.open(f"/jobs/{job['id']}")
+    expect(page.locator("#loss path.line")).to_have_count(1)
+    page.wait_for_function(
+        """() => {
+            const path = document.querySelector("#loss path.line");
+            const x = [...path.getAttribute("d").matchAll(/[ML](-?[0-9.]+)/g)].map((m) => +m[1]);
+            const width = document.querySelector("#loss svg").getBoundingClientRect().width;
+            const widest = Math.max(...x.slice(1).map((at, k) => at - x[k]));
+            return x.at(-1) - x[0] > width / 2 && widest < width / 20;
+        }""",
+        timeout=10_000,
+    )

@@ -6,7 +6,7 @@ import { Live } from "./live.js";
 import { Log } from "./log.js";
 import { fill, refresh, setText } from "./page.js";
 import { Phases } from "./phases.js";
-import { Metrics, Steps } from "./steps.js";
+import { KEEP_METRICS, Metrics, Steps } from "./steps.js";
 import { el, html, timeUnit } from "./svg.js";
 
 /** Up to this many ranks have a line each; more are drawn as median and range. */
@@ -201,17 +201,14 @@ async function backfill() {
     for (const entry of page?.ranks ?? []) steps.addOlder(entry);
     drawSteps();
   }
-  let after = 0;
-  while (metrics.rows.size && after + 1 < metrics.firstId) {
-    const page = await get(`${api}/metrics?after=${after}`);
-    if (!page?.items.length) break;
-    const older = new Metrics();
-    for (const row of page.items) older.add(row);
-    for (const row of metrics.rows.values()) older.add(row);
-    metrics.rows = older.rows;
-    after = page.next_after ?? Infinity;
-    drawLoss();
-  }
+  if (!metrics.rows.size || metrics.firstId <= 1) return;
+  const page = await get(`${api}/metrics?after=-${KEEP_METRICS}&limit=${KEEP_METRICS}`);
+  if (!page) return;
+  const all = new Metrics();
+  for (const row of page.items) all.add(row);
+  for (const row of metrics.rows.values()) all.add(row);
+  metrics.rows = all.rows;
+  drawLoss();
 }
 
 async function get(url) {

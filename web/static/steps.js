@@ -7,7 +7,7 @@ import { num } from "./format.js";
 const KEEP_STEPS = 2000;
 const KEEP_ALL = 48000;
 const KEEP_LEAST = 240;
-const KEEP_METRICS = 6000;
+export const KEEP_METRICS = 6000;
 /** A typical step looks at this many of the last ones, as in the table that the server renders. */
 export const WINDOW = 50;
 const COLUMNS = ["total", "data", "compute", "exposed", "optimizer", "waited"];
